@@ -1,0 +1,158 @@
+"""Vector loads and stores that are right for the target they compile for."""
+
+from std.math import gcd
+from std.sys import align_of, is_gpu, simd_width_of, size_of
+from layout import TileTensor
+
+comptime ReadPointer[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
+"""Address of an operand that is only read.
+
+Parameters:
+    dtype: Element type.
+"""
+comptime WritePointer[dtype: DType] = Pointer[Scalar[dtype], MutUntrackedOrigin]
+"""Address of an operand that is written.
+
+Parameters:
+    dtype: Element type.
+"""
+
+comptime _GPU_VECTOR_BYTES = 16
+comptime _GPU_POOL_REGISTERS = 64
+
+
+def cpu_vector_width[head_dim: Int]() -> Int:
+    """Channels per CPU vector: float32 lanes, as far as they divide `head_dim`.
+
+    Parameters:
+        head_dim: Channels per key.
+
+    Returns:
+        A power of two that divides `head_dim`.
+    """
+    return gcd(head_dim, simd_width_of[DType.float32]())
+
+
+def gpu_vector_width[dtype: DType, head_dim: Int, kpool: Int]() -> Int:
+    """Channels per GPU thread: one 16-byte access where it fits.
+
+    The members of a pool sit in registers while it closes, so the vector is
+    halved until `kpool` of them stay within 64 registers.
+
+    Parameters:
+        dtype: Element type of the ring.
+        head_dim: Channels per key.
+        kpool: Tokens per pool.
+
+    Returns:
+        A power of two that divides `head_dim`.
+    """
+    var width = gcd(head_dim, _GPU_VECTOR_BYTES // size_of[Scalar[dtype]]())
+    while width > 1 and kpool * width > _GPU_POOL_REGISTERS:
+        width //= 2
+    return width
+
+
+@inline(.always)
+def readable[
+    dtype: DType, //
+](
+    tile: TileTensor[mut=False, dtype, address_space=.GENERIC, ...]
+) -> ReadPointer[dtype]:
+    """Takes the address of an operand that is only read.
+
+    Parameters:
+        dtype: Element type.
+
+    Args:
+        tile: The operand, dense. It must outlive the pointer.
+
+    Returns:
+        The address of its first element.
+    """
+    return tile.ptr.unsafe_origin_cast[ImmUntrackedOrigin]()
+
+
+@inline(.always)
+def writable[
+    dtype: DType, //
+](
+    tile: TileTensor[mut=True, dtype, address_space=.GENERIC, ...]
+) -> WritePointer[dtype]:
+    """Takes the address of an operand that is written.
+
+    Parameters:
+        dtype: Element type.
+
+    Args:
+        tile: The operand, dense. It must outlive the pointer.
+
+    Returns:
+        The address of its first element.
+    """
+    return tile.ptr.unsafe_origin_cast[MutUntrackedOrigin]()
+
+
+@inline(.always)
+def _alignment[dtype: DType, width: Int]() -> Int:
+    # A GPU splits a vector access into element accesses unless alignment is
+    # promised. On a CPU the caller may pass any NumPy view.
+    comptime if is_gpu():
+        return min(width * size_of[Scalar[dtype]](), _GPU_VECTOR_BYTES)
+    else:
+        return align_of[Scalar[dtype]]()
+
+
+@inline(.always)
+def load[
+    dtype: DType, origin: Origin, //, width: Int
+](data: Pointer[Scalar[dtype], origin], offset: Int) -> SIMD[dtype, width]:
+    """Loads `width` consecutive elements.
+
+    On a GPU the address must be a multiple of the vector's size, up to 16
+    bytes. A float32 vector wider than that is read in 16-byte pieces.
+
+    Parameters:
+        dtype: Element type.
+        origin: Origin of `data`.
+        width: Elements to load, a power of two.
+
+    Args:
+        data: Base address.
+        offset: First element, in elements from `data`.
+
+    Returns:
+        The elements.
+    """
+    comptime piece = _GPU_VECTOR_BYTES // size_of[Scalar[dtype]]()
+    comptime if is_gpu() and width > piece:
+        var value = SIMD[dtype, width]()
+        comptime for i in range(width // piece):
+            value = value.insert[offset=i * piece](
+                load[piece](data, offset + i * piece)
+            )
+        return value
+    else:
+        return data.unsafe_load[
+            width=width, alignment=_alignment[dtype, width]()
+        ](offset)
+
+
+@inline(.always)
+def store[
+    dtype: DType, width: Int, //
+](data: WritePointer[dtype], offset: Int, value: SIMD[dtype, width]):
+    """Stores `width` consecutive elements; the address rule is `load`'s.
+
+    Parameters:
+        dtype: Element type.
+        width: Elements to store, a power of two.
+
+    Args:
+        data: Base address.
+        offset: First element, in elements from `data`.
+        value: The elements.
+    """
+    data.unsafe_store[width=width, alignment=_alignment[dtype, width]()](
+        offset, value
+    )
