@@ -1,0 +1,80 @@
+# Nothing but Python and make is needed. The same commands are pixi tasks, and
+# tests/test_packaging.py keeps the two in step.
+
+# The interpreter that makes the virtual environment.
+PYTHON ?= python3
+# More arguments for demo and the tests: make demo ARGS="--text my.txt"
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+LINTERS := .venv/.linters
+MOJO_DIRS := kernels tests/kernels
+MBLACK := $(BIN)/mblack --fast --preview -t mojo
+
+.PHONY: help
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+.PHONY: demo
+demo: $(INSTALLED) ## show the ring at work on real text
+	$(BIN)/python -m kpool_graph demo $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(INSTALLED) ## run the slow tests: GPU compiles, wheel, demo
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+.PHONY: doctor
+doctor: $(INSTALLED) ## check this installation
+	$(BIN)/python -m kpool_graph doctor
+
+.PHONY: lint
+lint: $(LINTERS) ## check style, types and docstrings
+	mkdir -p build
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(MBLACK) --check $(MOJO_DIRS)
+	$(BIN)/mojo precompile --Werror --diagnose-missing-doc-strings -o build/kpool_ops.mojoc kernels
+
+.PHONY: format
+format: $(LINTERS) ## rewrite the sources in the house style
+	$(BIN)/python -m ruff check --fix-only .
+	$(BIN)/python -m ruff format .
+	$(MBLACK) $(MOJO_DIRS)
+
+.PHONY: wheel
+wheel: $(INSTALLED) ## build sdist and wheel into dist/
+	$(BIN)/python -m build
+
+.PHONY: venv
+venv: $(INSTALLED) ## install into .venv (PYTHON=python3.12 picks another Python)
+
+.PHONY: clean
+clean: ## remove .venv, builds and caches
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no $(PYTHON) here. Install Python 3.10 to 3.14, or name one:" \
+	    "make venv PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
+	  sys.exit(0 if (3, 10) <= v <= (3, 14) else \
+	  "$(PYTHON) is Python %d.%d, but MAX needs Python 3.10 to 3.14." % v + \
+	  " Name another: make venv PYTHON=python3.12")'
+	@echo "Making .venv and installing MAX into it: some minutes, once."
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@# Old pip cannot resolve MAX.
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install -e '.[test]'
+	@touch $@
+
+$(LINTERS): $(INSTALLED)
+	@echo "Installing the linters into .venv."
+	$(BIN)/python -m pip install -e '.[lint]'
+	@touch $@

@@ -1,0 +1,79 @@
+"""The `kpool` command: its subcommands and their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ._versions import MAX_VERSION, __version__
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments; those of the process if not given.
+
+    Returns:
+        The exit status: 0 if all is well, 1 if a check failed, 2 if it could not
+        be made.
+
+    Raises:
+        SystemExit: If the arguments are wrong, or ask for help or the version.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A bar or a file's name that the encoding lacks must not end the run.
+            stream.reconfigure(errors="replace")
+    parser = argparse.ArgumentParser(
+        prog="kpool", description="The k-pool tail ring for MAX graphs."
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"kpool_graph {__version__} (for MAX {MAX_VERSION})",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser(
+        "demo",
+        help="continuous batching over real text, every pool checked",
+        description="Serves text files as requests: they arrive at different"
+        " steps, prefill in chunks, decode together and share ring slots. Every"
+        " pool and every live ring entry is compared with NumPy.",
+    )
+    demo.add_argument(
+        "--text",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="one request a file, UTF-8 (default: three documents that ship with"
+        " the package)",
+    )
+    demo.add_argument(
+        "--device",
+        choices=("cpu", "gpu"),
+        help="where the graphs run (default: the first GPU, or the CPU if there"
+        " is none)",
+    )
+
+    commands.add_parser(
+        "doctor",
+        help="check the installation and say what to do about it",
+        description="Checks versions, devices, kernels and ops, and runs both ops"
+        " once.",
+    )
+
+    args = parser.parse_args(argv)
+    # Imported late: they need MAX, and `kpool doctor` must start without it.
+    if args.command == "demo":
+        from .demo import run_demo
+
+        return run_demo(args.text, args.device)
+    from .doctor import run_doctor
+
+    return run_doctor()
