@@ -1,0 +1,381 @@
+"""Runs the bodies of the ragged kernels on the CPU, thread by thread, shuffled.
+
+See `test_decode_schedule` for why.
+"""
+
+from std.random import random_float64, random_si64, seed
+from std.testing import TestSuite, assert_equal, assert_raises
+
+from kernels.compress import Compress
+from kernels.expand_topk import ExpandTopk
+from kernels.launch import KernelCall, run_cpu
+from kernels.ragged_update import RaggedUpdate
+from kernels.ring_close import RingClose
+from kernels.seed_tail import SeedTail
+from layout import TileTensor, row_major
+from schedule import (
+    POISON,
+    ROUNDS,
+    SPARE_SLOTS,
+    assert_only_slot_changed,
+    distinct_slots,
+    grids,
+    noise,
+    poisoned,
+    run_threads,
+)
+
+comptime MAX_REQUESTS = 9
+
+
+struct RaggedCase[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int]:
+    """Random operands of the ragged ops, and what a call leaves."""
+
+    comptime Seed = SeedTail[
+        Self.dtype, Self.head_dim, Self.kpool, Self.ring_len
+    ]
+    comptime Close = RingClose[
+        Self.dtype, Self.head_dim, Self.kpool, Self.ring_len
+    ]
+    comptime Update = RaggedUpdate[
+        Self.dtype, Self.head_dim, Self.kpool, Self.ring_len
+    ]
+    comptime Whole = Compress[Self.dtype, Self.head_dim, Self.kpool]
+
+    var requests: Int
+    var initial: List[Scalar[Self.dtype]]
+    var tail: List[Scalar[Self.dtype]]
+    var pooled: List[Scalar[Self.dtype]]
+    var closed_pool: List[Int32]
+    var k: List[Scalar[Self.dtype]]
+    var gate: List[Scalar[Self.dtype]]
+    var ape: List[Float32]
+    var input_row_offsets: List[UInt32]
+    var pool_row_offsets: List[UInt32]
+    var cache_lengths: List[UInt32]
+    var slot_idx: List[UInt32]
+
+    def __init__(out self, requests: Int):
+        comptime SLOT = 2 * Self.ring_len * Self.head_dim
+        self.requests = requests
+        self.initial = noise[Self.dtype]((requests + SPARE_SLOTS) * SLOT)
+        self.tail = self.initial.copy()
+        self.ape = noise[DType.float32](Self.kpool * Self.head_dim)
+        self.slot_idx = distinct_slots(requests)
+        self.input_row_offsets = [UInt32(0)]
+        self.pool_row_offsets = [UInt32(0)]
+        self.cache_lengths = List[UInt32](capacity=requests)
+        var tokens = 0
+        var pools = 0
+        for _ in range(requests):
+            var count = Int(random_si64(0, 3 * Int64(Self.kpool)))
+            var start = Int(random_si64(0, 40))
+            tokens += count
+            pools += max(
+                (start + count) // Self.kpool
+                - (start + Self.kpool - 1) // Self.kpool,
+                0,
+            )
+            self.cache_lengths.append(UInt32(start))
+            self.input_row_offsets.append(UInt32(tokens))
+            self.pool_row_offsets.append(UInt32(pools))
+        self.k = noise[Self.dtype](tokens * Self.head_dim)
+        self.gate = noise[Self.dtype](tokens * Self.head_dim)
+        var rows = max(
+            requests, (tokens + requests * (Self.kpool - 1)) // Self.kpool
+        )
+        self.pooled = poisoned[Self.dtype](rows * Self.head_dim)
+        self.closed_pool = poisoned[DType.int32](rows)
+
+    def reset(mut self):
+        self.tail = self.initial.copy()
+        self.pooled = poisoned[Self.dtype](len(self.pooled))
+        self.closed_pool = poisoned[DType.int32](len(self.closed_pool))
+
+    def total_tokens(self) -> Int:
+        return len(self.k) // Self.head_dim
+
+    def seed_tail(mut self) -> Self.Seed:
+        self.reset()
+        return Self.Seed(
+            TileTensor(
+                Span(self.tail),
+                row_major(
+                    self.requests + SPARE_SLOTS,
+                    2,
+                    Self.ring_len,
+                    Self.head_dim,
+                ),
+            ),
+            TileTensor(
+                self.k, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(
+                self.gate, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(
+                self.input_row_offsets, row_major(self.requests + 1)
+            ).as_imm(),
+            TileTensor(self.cache_lengths, row_major(self.requests)).as_imm(),
+            TileTensor(self.slot_idx, row_major(self.requests)).as_imm(),
+            self.requests,
+        )
+
+    def compress(mut self) -> Self.Whole:
+        self.reset()
+        return Self.Whole(
+            TileTensor(
+                Span(self.pooled),
+                row_major(self.total_tokens() // Self.kpool, Self.head_dim),
+            ),
+            TileTensor(
+                self.k, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(
+                self.gate, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(self.ape, row_major(Self.kpool, Self.head_dim)).as_imm(),
+            TileTensor(
+                self.input_row_offsets, row_major(self.requests + 1)
+            ).as_imm(),
+            TileTensor(
+                self.pool_row_offsets, row_major(self.requests + 1)
+            ).as_imm(),
+            TileTensor(self.cache_lengths, row_major(self.requests)).as_imm(),
+            self.requests,
+        )
+
+    def ring_close(mut self) -> Self.Close:
+        self.reset()
+        return Self.Close(
+            TileTensor(
+                Span(self.pooled), row_major(self.requests, Self.head_dim)
+            ),
+            TileTensor(Span(self.closed_pool), row_major(self.requests)),
+            TileTensor(
+                Span(self.tail),
+                row_major(
+                    self.requests + SPARE_SLOTS,
+                    2,
+                    Self.ring_len,
+                    Self.head_dim,
+                ),
+            ),
+            TileTensor(
+                self.k, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(
+                self.gate, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(self.ape, row_major(Self.kpool, Self.head_dim)).as_imm(),
+            TileTensor(
+                self.input_row_offsets, row_major(self.requests + 1)
+            ).as_imm(),
+            TileTensor(self.cache_lengths, row_major(self.requests)).as_imm(),
+            TileTensor(self.slot_idx, row_major(self.requests)).as_imm(),
+            self.requests,
+        )
+
+    def ragged_update(mut self) -> Self.Update:
+        self.reset()
+        var rows = (
+            self.total_tokens() + self.requests * (Self.kpool - 1)
+        ) // Self.kpool
+        return Self.Update(
+            TileTensor(Span(self.pooled), row_major(rows, Self.head_dim)),
+            TileTensor(Span(self.closed_pool), row_major(rows)),
+            TileTensor(
+                Span(self.tail),
+                row_major(
+                    self.requests + SPARE_SLOTS,
+                    2,
+                    Self.ring_len,
+                    Self.head_dim,
+                ),
+            ),
+            TileTensor(
+                self.k, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(
+                self.gate, row_major(self.total_tokens(), Self.head_dim)
+            ).as_imm(),
+            TileTensor(self.ape, row_major(Self.kpool, Self.head_dim)).as_imm(),
+            TileTensor(
+                self.input_row_offsets, row_major(self.requests + 1)
+            ).as_imm(),
+            TileTensor(self.cache_lengths, row_major(self.requests)).as_imm(),
+            TileTensor(self.slot_idx, row_major(self.requests)).as_imm(),
+            self.requests,
+        )
+
+    def run[op: StaticString](mut self, threads: Int) raises:
+        """Runs an op on `threads` GPU threads, or on the CPU if that is 0."""
+        comptime if op == "seed_tail":
+            run_either(self.seed_tail(), threads)
+        elif op == "compress":
+            run_either(self.compress(), threads)
+        elif op == "ring_close":
+            run_either(self.ring_close(), threads)
+        elif op == "ragged_update":
+            run_either(self.ragged_update(), threads)
+        else:
+            comptime assert False, "unknown op"
+
+    def compare[op: StaticString](mut self) raises:
+        self.run[op](0)
+        var tail = self.tail.copy()
+        var pooled = self.pooled.copy()
+        var closed_pool = self.closed_pool.copy()
+        for threads in grids(self.ragged_update()):
+            self.run[op](threads)
+            assert_equal(self.tail, tail)
+            assert_equal(self.pooled, pooled)
+            assert_equal(self.closed_pool, closed_pool)
+
+
+def run_either[Call: KernelCall](call: Call, threads: Int) raises:
+    if threads == 0:
+        run_cpu(call)
+    else:
+        run_threads(call, threads)
+
+
+def compare_ops[
+    dtype: DType, head_dim: Int, kpool: Int, ring_len: Int
+]() raises:
+    for round in range(ROUNDS):
+        seed(round)
+        var batch = RaggedCase[dtype, head_dim, kpool, ring_len](
+            1 + Int(random_si64(0, MAX_REQUESTS))
+        )
+        batch.compare["seed_tail"]()
+        batch.compare["compress"]()
+        batch.compare["ring_close"]()
+        batch.compare["ragged_update"]()
+
+
+def test_ragged_ops_leave_the_bytes_of_the_cpu_in_any_order() raises:
+    compare_ops[DType.bfloat16, 128, 4, 4]()
+    compare_ops[DType.bfloat16, 96, 3, 9]()
+    compare_ops[DType.float16, 64, 16, 16]()
+    compare_ops[DType.float32, 32, 1, 1]()
+    compare_ops[DType.float32, 20, 2, 6]()
+
+
+def bad_slots() -> RaggedCase[DType.bfloat16, 32, 4, 4]:
+    """Four requests that each complete a pending pool; one slot is sound."""
+    seed(1)
+    var batch = RaggedCase[DType.bfloat16, 32, 4, 4](4)
+    batch.k = noise[DType.bfloat16](12 * 32)
+    batch.gate = noise[DType.bfloat16](12 * 32)
+    batch.cache_lengths = [UInt32(2), 2, 2, 2]
+    batch.input_row_offsets = [UInt32(0), 3, 6, 9, 12]
+    batch.slot_idx = [UInt32(7), 1, 3545, UInt32.MAX]
+    batch.pooled = poisoned[DType.bfloat16](6 * 32)
+    batch.closed_pool = poisoned[DType.int32](6)
+    return batch^
+
+
+def check_bad_slots[op: StaticString](closed_pool: List[Int32]) raises:
+    var batch = bad_slots()
+    with assert_raises(contains="slot_idx[0] must be below max_slots (7)"):
+        batch.run[op](0)
+    assert_equal(batch.tail, batch.initial)
+    assert_equal(batch.pooled, poisoned[DType.bfloat16](6 * 32))
+    batch.run[op](4 * 32)
+    assert_equal(batch.closed_pool, closed_pool)
+    comptime if op == "ring_close":
+        assert_equal(batch.tail, batch.initial)
+    else:
+        assert_only_slot_changed(batch.tail, batch.initial, 1, 2 * 4 * 32)
+
+
+def test_threads_skip_requests_whose_slot_the_cpu_refuses() raises:
+    check_bad_slots["seed_tail"](
+        [POISON, POISON, POISON, POISON, POISON, POISON]
+    )
+    check_bad_slots["ring_close"]([-1, 0, -1, -1, POISON, POISON])
+    check_bad_slots["ragged_update"]([-1, 0, -1, -1, -1, -1])
+
+
+def check_bad_offsets[op: StaticString](message: StaticString) raises:
+    var batch = bad_slots()
+    batch.slot_idx = [UInt32(5), 1, 2, 3]
+    batch.input_row_offsets = [UInt32(0), 3, 2, 0, UInt32.MAX]
+    batch.pool_row_offsets = [UInt32(0), 0, 0, 0, 0]
+    with assert_raises(contains=message):
+        batch.run[op](0)
+    assert_equal(batch.tail, batch.initial)
+    assert_equal(batch.pooled, poisoned[DType.bfloat16](6 * 32))
+    batch.run[op](4 * 32)
+    comptime if op == "seed_tail" or op == "ragged_update":
+        assert_only_slot_changed(batch.tail, batch.initial, 5, 2 * 4 * 32)
+
+
+def test_threads_skip_requests_whose_rows_the_cpu_refuses() raises:
+    check_bad_offsets["seed_tail"]("input_row_offsets[2] must not be below")
+    check_bad_offsets["compress"]("input_row_offsets[2] must not be below")
+    check_bad_offsets["ring_close"]("input_row_offsets[2] must not be below")
+    check_bad_offsets["ragged_update"]("input_row_offsets[2] must not be below")
+
+
+def test_compress_refuses_pool_offsets_that_are_no_sums() raises:
+    var batch = bad_slots()
+    batch.cache_lengths = [UInt32(0), 1, 0, 0]
+    batch.input_row_offsets = [UInt32(0), 4, 4, 8, 12]
+    batch.pool_row_offsets = [UInt32(0), 1, 1, 3, 3]
+    with assert_raises(
+        contains=(
+            "compress: pool_row_offsets[3] must be 2, the whole pools of the"
+            " requests before it, got 3"
+        )
+    ):
+        batch.run["compress"](0)
+    assert_equal(batch.pooled, poisoned[DType.bfloat16](6 * 32))
+
+
+def compare_expansions[
+    kpool: Int, pool_topk: Int, always_select_tail: Bool
+]() raises:
+    comptime Call = ExpandTopk[kpool, pool_topk, always_select_tail]
+    for round in range(ROUNDS):
+        seed(round)
+        var requests = 1 + Int(random_si64(0, MAX_REQUESTS))
+        var offsets: List[UInt32] = [0]
+        var lengths = List[UInt32](capacity=requests)
+        var tokens = 0
+        for _ in range(requests):
+            tokens += Int(random_si64(0, 5))
+            offsets.append(UInt32(tokens))
+            lengths.append(UInt32(random_si64(0, 60)))
+        var ids = List[Int32](capacity=tokens * pool_topk)
+        for _ in range(tokens * pool_topk):
+            ids.append(Int32(random_si64(-3, 30)))
+        var got = poisoned[DType.int32](tokens * Call.COLUMNS)
+        var want = got.copy()
+
+        def call(mut out_rows: List[Int32]) {imm} -> Call:
+            return Call(
+                TileTensor(Span(out_rows), row_major(tokens, Call.COLUMNS)),
+                TileTensor(ids, row_major(tokens, pool_topk)).as_imm(),
+                TileTensor(offsets, row_major(requests + 1)).as_imm(),
+                TileTensor(lengths, row_major(requests)).as_imm(),
+                requests,
+            )
+
+        run_cpu(call(want))
+        for threads in grids(call(got)):
+            got = poisoned[DType.int32](len(want))
+            run_threads(call(got), threads)
+            assert_equal(got, want)
+
+
+def test_expand_topk_leaves_the_rows_of_the_cpu_in_any_order() raises:
+    compare_expansions[4, 5, True]()
+    compare_expansions[3, 40, False]()
+    compare_expansions[16, 33, True]()
+    compare_expansions[1, 17, True]()
+
+
+def main() raises:
+    TestSuite.discover_tests[__functions_in_module()]().run()

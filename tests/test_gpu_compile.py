@@ -1,0 +1,34 @@
+"""Whole graphs compile for GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kpool_graph._library import source_dir
+
+SCRIPT = Path(__file__).with_name("gpu_graph.py")
+REGISTRATION = re.compile(r'register\("(mo\.mla\.kpool\.\w+)"\)')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "api, arch",
+    [("cuda", "sm_90"), ("cuda", "sm_100"), ("hip", "gfx942")],
+    ids=["sm_90", "sm_100", "gfx942"],
+)
+def test_graph_of_every_op_compiles_for(api: str, arch: str) -> None:
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), api, arch], capture_output=True, text=True
+    )
+    lines = run.stdout.splitlines()
+    print(f"{arch}:", *lines, sep="\n  ")
+    assert run.returncode == 0, run.stderr
+    assert lines[-1] == "compiled"
+    compiled = {line.split()[0] for line in lines[:-1]}
+    registered = REGISTRATION.findall((source_dir() / "ops.mojo").read_text())
+    assert compiled == set(registered)

@@ -1,0 +1,131 @@
+"""Pins agree, pixi and make run the same commands, the wheel works by itself."""
+
+import os
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kpool_graph import _versions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PIXI = tomllib.loads((ROOT / "pixi.toml").read_text())
+EXTRAS = PROJECT["optional-dependencies"]
+# A pixi environment has no .venv to fill; its install task takes that place.
+TASKS = {name: task for name, task in PIXI["tasks"].items() if name != "install"}
+
+
+def environment():
+    """Returns the environment without what points at this checkout or make."""
+    ours = ("PYTHONPATH", "VIRTUAL_ENV", "KPOOL_GRAPH_KERNELS", "MAKEFLAGS", "ARGS")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+def run(*command, cwd):
+    """Runs a command to its end; its output is in the error if it fails."""
+    result = subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert result.returncode == 0, f"{command} failed:\n{result.stdout}"
+    return result.stdout
+
+
+def test_every_pin_of_max_is_the_version_the_package_names():
+    pin = f"=={_versions.MAX_VERSION}"
+    assert f"max{pin}" in PROJECT["dependencies"]
+    assert f"mblack{pin}" in EXTRAS["lint"]
+    assert PIXI["dependencies"]["max"] == pin
+    assert PIXI["dependencies"]["modular"] == pin
+
+
+def test_pixi_pins_the_linters_that_pip_installs():
+    for requirement in EXTRAS["lint"]:
+        name, version = requirement.split("==")
+        assert PIXI["dependencies"][name] == f"=={version}"
+
+
+def test_pixi_asks_for_no_older_libraries_than_pip():
+    for requirement in PROJECT["dependencies"]:
+        name, bound = re.match(r"([a-z]+)(.*)", requirement).groups()
+        assert PIXI["dependencies"][name] == bound
+
+
+def test_pixi_workspace_is_this_version_for_every_platform_with_max():
+    workspace = PIXI["workspace"]
+    assert workspace["name"] == PROJECT["name"]
+    assert workspace["version"] == _versions.__version__
+    assert workspace["channels"] == [
+        "https://conda.modular.com/max",
+        "conda-forge",
+    ]
+    assert workspace["platforms"] == ["linux-64", "linux-aarch64", "osx-arm64"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_pixi_task_runs_the_commands_of_the_make_target(name):
+    # Told that the stamps are old news, make prints the target's own recipe.
+    stamps = ("-o", ".venv/.installed", "-o", ".venv/.linters")
+    recipe = run("make", "--no-print-directory", "-n", *stamps, name, cwd=ROOT)
+    commands = [line.strip() for line in recipe.splitlines()]
+    assert TASKS[name]["cmd"].strip() == " && ".join(commands).replace(".venv/bin/", "")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_pixi_task_installs_the_package_first_and_says_what_it_does(name):
+    assert TASKS[name]["depends-on"] == ["install"]
+    assert TASKS[name]["description"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from the sdist, which is built from this checkout."""
+    dist = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", str(dist), str(ROOT), cwd=dist)
+    return next(dist.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def scripts(wheel, tmp_path_factory):
+    """The scripts of an empty environment that the wheel was installed into."""
+    home = tmp_path_factory.mktemp("elsewhere")
+    venv.create(home / "venv", symlinks=True)
+    scripts = home / "venv" / "bin"
+    pip = (sys.executable, "-m", "pip", "--python", str(scripts / "python"))
+    run(*pip, "install", str(wheel), cwd=home)
+    return scripts
+
+
+@pytest.mark.slow
+def test_wheel_carries_the_modules_the_kernels_and_the_texts(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    modules = {path.name for path in (ROOT / "python/kpool_graph").glob("*.py")}
+    kernels = {f"kernels/{path.name}" for path in (ROOT / "kernels").glob("*.mojo")}
+    texts = {f"texts/{path.name}" for path in (ROOT / "examples/texts").glob("*.txt")}
+    assert modules and kernels and texts
+    wanted = modules | {"py.typed"} | kernels | texts
+    assert packed == {f"kpool_graph/{name}" for name in wanted}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["doctor", "demo"])
+def test_installed_wheel_runs_away_from_the_sources(command, scripts, tmp_path):
+    where = "import kpool_graph, kpool_graph._library as l; print(l.source_dir())"
+    found = run(str(scripts / "python"), "-c", where, cwd=tmp_path)
+    assert Path(found.strip()).is_relative_to(scripts.parent.resolve())
+    run(str(scripts / "kpool"), command, cwd=tmp_path)
