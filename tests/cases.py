@@ -17,7 +17,6 @@ from models import STORAGE, Array, SeedTail, TailUpdate, bits, declare
 DTYPES = (DType.float32, DType.float16, DType.bfloat16)
 HEAD_DIMS = (8, 32, 64, 96, 100, 128, 256)
 KPOOLS = (1, 2, 3, 4, 8, 16)
-SENTINEL = 777
 
 _F32, _F16, _BF16 = DTYPES
 

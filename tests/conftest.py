@@ -9,6 +9,25 @@ from hypothesis import settings
 
 import models as compiled
 
+
+def import_max_nn() -> None:
+    """Imports max.nn without what that does to child processes.
+
+    Its native code sets variables, unseen by os.environ, that make every later
+    child of this interpreter another Python, without the installed packages.
+    """
+    import max.nn.kernels  # noqa: F401
+
+    for name in ("PYTHONEXECUTABLE", "PYTHONPATH"):
+        if name in os.environ:
+            os.putenv(name, os.environ[name])
+        else:
+            os.unsetenv(name)
+
+
+# Before any test module does.
+import_max_nn()
+
 # A compile or a busy machine is not a failure, and a CI run must repeat.
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)

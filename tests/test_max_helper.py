@@ -18,18 +18,17 @@ from models import Call, Ring, SeedTail, declare
 OP = declare(SeedTail(DType.bfloat16, 128, 4, 4))
 
 
-def helper_graph(custom_extensions):
+def load(custom_extensions):
     with Graph(
         "max_helper", input_types=OP.input_types, custom_extensions=custom_extensions
     ) as graph:
         mla_kpool_seed_tail(*graph.inputs, kpool=OP.kpool)
         graph.output()
-    return graph
+    return InferenceSession(devices=[CPU()]).load(graph)
 
 
 def test_the_helper_of_max_leaves_the_ring_that_ours_leaves(models):
-    graph = helper_graph([kpool_graph.kernels_path()])
-    call = Call(OP, InferenceSession(devices=[CPU()]).load(graph))
+    call = Call(OP, load([kpool_graph.kernels_path()]))
     rng = np.random.default_rng(1)
     requests = [(7, 0, 1023), (0, 6, 5), (3, 1, 0), (8, 2**20 - 1, 2)]
     operands = seed_operands(rng, OP, requests)
@@ -42,5 +41,5 @@ def test_the_helper_of_max_leaves_the_ring_that_ours_leaves(models):
 
 def test_the_helper_of_max_does_not_compile_for_a_cpu_without_our_kernels():
     with pytest.raises(RuntimeError) as error:
-        InferenceSession(devices=[CPU()]).load(helper_graph([]))
+        load([])
     assert "is not supported by this build" in str(error.value.__cause__)

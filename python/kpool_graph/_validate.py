@@ -8,7 +8,7 @@ from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, Dim, StaticDim, TensorValue
 
 RING_DTYPES = (DType.float32, DType.float16, DType.bfloat16)
-RING_AXES = ("max_slots", "2", "ring_len", "head_dim")
+RING_AXES: tuple[str, ...] = ("max_slots", "2", "ring_len", "head_dim")
 PLANES = 2
 _WHEN = "must be known while the graph is built"
 
@@ -65,6 +65,18 @@ class Problems:
         if value < least:
             self.add(f"{name} must be at least {least}, got {value}")
 
+    def require_multiple(self, name: str, value: int, of: str, unit: int) -> None:
+        """Notes a size that another does not divide.
+
+        Args:
+            name: Name of the size.
+            value: Its value.
+            of: Name of the other.
+            unit: Its value. Below 1 is another check's to note.
+        """
+        if unit >= 1 and value % unit:
+            self.add(f"{name} ({value}) must be a multiple of {of} ({unit})")
+
     def require_ring_len(self, ring_len: int, kpool: int) -> None:
         """Notes a ring that cannot hold one pool.
 
@@ -87,31 +99,44 @@ class Problems:
             wanted = " or ".join(each.name for each in allowed)
             self.add(f"{name} must be {wanted}, got {dtype.name}")
 
-    def require_ring(self, tail: object, kpool: int) -> None:
+    def expect(self, dtype: DType, device: DeviceRef, **sizes: int) -> None:
+        """Takes what a module fixed as known, before any operand.
+
+        Args:
+            dtype: Dtype of the ring and of what has the ring's dtype.
+            device: Device of every operand.
+            **sizes: Sizes by axis name.
+        """
+        self._dtypes = (dtype,)
+        self._device, self._device_owner = device, "the module"
+        self._sizes.update((axis, Dim(size)) for axis, size in sizes.items())
+
+    def require_ring(self, tail: object, kpool: int | None = None) -> None:
         """Notes what is wrong with the ring, and takes its sizes as known.
 
         Args:
             tail: The operand.
-            kpool: Tokens per pool.
+            kpool: Tokens per pool; if not given, any ring_len will do and several
+                rings may be stacked.
         """
-        self.require_at_least("kpool", kpool, 1)
-        self._sizes["kpool"] = Dim(kpool)
+        axes = RING_AXES
+        if kpool is not None:
+            self.require_at_least("kpool", kpool, 1)
+            self._sizes["kpool"] = Dim(kpool)
+        elif isinstance(tail, BufferValue):
+            axes = ("rings",) * (tail.rank - len(RING_AXES)) + RING_AXES
+        whole = self.require_buffer("tail", tail, axes)
         if not isinstance(tail, BufferValue):
-            self.add(
-                "tail must be a graph buffer (a BufferType input), because it"
-                f" is updated in place; got {_describe(tail)}"
-            )
             return
-        self.require_dtype("tail.dtype", tail.dtype, RING_DTYPES)
-        self._dtypes, self._device = (tail.dtype,), tail.device
-        if tail.rank != len(RING_AXES):
-            self.add(_rank_message("tail", RING_AXES, tail.rank))
+        if tail.dtype in self._dtypes:
+            self._dtypes = (tail.dtype,)
+        if not whole:
             return
-        _, planes, ring_len, head_dim = tail.shape
+        planes = tail.shape[-3]
         if planes != PLANES:
-            self.add(f"tail.shape[1] must be {PLANES}, got {planes}")
-        self._sizes.update(ring_len=ring_len, head_dim=head_dim)
-        if size := self.require_static("ring_len", 1):
+            self.add(f"tail.shape[{tail.rank - 3}] must be {PLANES}, got {planes}")
+        size = self.require_static("ring_len", 1)
+        if size and kpool is not None:
             self.require_ring_len(size, kpool)
         self.require_static("head_dim", 1)
 
@@ -147,9 +172,52 @@ class Problems:
         if not isinstance(value, TensorValue):
             self.add(f"{name} must be a graph tensor, got {_describe(value)}")
             return
-        self.require_dtype(
-            f"{name}.dtype", value.dtype, (dtype,) if dtype else self._dtypes
-        )
+        self._require_type(name, value, axes, (dtype,) if dtype else self._dtypes)
+
+    def require_offsets(self, name: str, value: object, lengths: object) -> None:
+        """Notes what is wrong with row offsets.
+
+        Args:
+            name: Name of the operand.
+            value: The operand, one entry longer than the batch.
+            lengths: An operand that has an entry a request.
+        """
+        if isinstance(lengths, TensorValue) and lengths.rank == 1:
+            batch = lengths.shape[0]
+            if isinstance(batch, StaticDim):
+                self._sizes["batch + 1"] = Dim(int(batch) + 1)
+        self.require_tensor(name, value, ("batch + 1",), DType.uint32)
+
+    def require_buffer(self, name: str, value: object, axes: Sequence[str]) -> bool:
+        """Notes what is wrong with one buffer of the ring's dtype.
+
+        Args:
+            name: Name of the operand.
+            value: The operand.
+            axes: As for a tensor.
+
+        Returns:
+            Whether it is a buffer of that rank.
+        """
+        if not isinstance(value, BufferValue):
+            self.add(
+                f"{name} must be a graph buffer (a BufferType input), because it"
+                f" is updated in place; got {_describe(value)}"
+            )
+            return False
+        if self._device is None:
+            # The owner stays: the first buffer of an op is its ring.
+            self._device = value.device
+        return self._require_type(name, value, axes, self._dtypes)
+
+    def _require_type(
+        self,
+        name: str,
+        value: TensorValue | BufferValue,
+        axes: Sequence[str],
+        dtypes: Sequence[DType],
+    ) -> bool:
+        self.require_dtype(f"{name}.dtype", value.dtype, dtypes)
         if self._device is None:
             self._device, self._device_owner = value.device, name
         if value.device != self._device:
@@ -159,7 +227,7 @@ class Problems:
             )
         if value.rank != len(axes):
             self.add(_rank_message(name, axes, value.rank))
-            return
+            return False
         for index, (axis, size) in enumerate(zip(axes, value.shape, strict=True)):
             known = self._sizes.setdefault(axis, size)
             if (
@@ -168,6 +236,7 @@ class Problems:
                 and known != size
             ):
                 self.add(f"{name}.shape[{index}] must be {axis} ({known}), got {size}")
+        return True
 
     def require_static(self, axis: str, least: int) -> int:
         """Notes a size that is too small, or not known yet.

@@ -25,9 +25,7 @@ def _require_ragged(
     rows = ("total_tokens", "head_dim")
     problems.require_tensor("k", k, rows)
     problems.require_tensor("gate", gate, rows)
-    problems.require_tensor(
-        "input_row_offsets", input_row_offsets, ("batch + 1",), DType.uint32
-    )
+    problems.require_offsets("input_row_offsets", input_row_offsets, cache_lengths)
     problems.require_tensor("cache_lengths", cache_lengths, ("batch",), DType.uint32)
     problems.require_tensor("slot_idx", slot_idx, ("batch",), DType.uint32)
 

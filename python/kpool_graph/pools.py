@@ -54,12 +54,8 @@ def compress(
     problems.require_tensor("k", k, rows)
     problems.require_tensor("gate", gate, rows)
     problems.require_tensor("ape", ape, ("kpool", "head_dim"), DType.float32)
-    problems.require_tensor(
-        "input_row_offsets", input_row_offsets, ("batch + 1",), DType.uint32
-    )
-    problems.require_tensor(
-        "pool_row_offsets", pool_row_offsets, ("batch + 1",), DType.uint32
-    )
+    problems.require_offsets("input_row_offsets", input_row_offsets, cache_lengths)
+    problems.require_offsets("pool_row_offsets", pool_row_offsets, cache_lengths)
     problems.require_tensor("cache_lengths", cache_lengths, ("batch",), DType.uint32)
     head_dim = problems.require_static("head_dim", 1)
     problems.raise_if_any()
@@ -103,9 +99,7 @@ def pool_row_offsets(
     problems = Problems("pool_row_offsets")
     problems.require_at_least("kpool", kpool, 1)
     problems.require_tensor("cache_lengths", cache_lengths, ("batch",), DType.uint32)
-    problems.require_tensor(
-        "input_row_offsets", input_row_offsets, ("batch + 1",), DType.uint32
-    )
+    problems.require_offsets("input_row_offsets", input_row_offsets, cache_lengths)
     problems.raise_if_any()
 
     device = cache_lengths.device
@@ -158,9 +152,7 @@ def expand_topk(
     problems.require_tensor(
         "pool_ids", pool_ids, ("total_tokens", "pool_topk"), DType.int32
     )
-    problems.require_tensor(
-        "input_row_offsets", input_row_offsets, ("batch + 1",), DType.uint32
-    )
+    problems.require_offsets("input_row_offsets", input_row_offsets, cache_lengths)
     problems.require_tensor("cache_lengths", cache_lengths, ("batch",), DType.uint32)
     pool_topk = problems.require_static("pool_topk", 1)
     problems.raise_if_any()
