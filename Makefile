@@ -8,13 +8,15 @@ ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+PARITY := .venv-parity/.installed
+COMMA := ,
 LINTERS := .venv/.linters
 MOJO_DIRS := kernels tests/kernels
 MBLACK := $(BIN)/mblack --fast --preview -t mojo
 
 .PHONY: help
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 .PHONY: demo
 demo: $(INSTALLED) ## show the ring at work on real text
@@ -27,6 +29,10 @@ test: $(INSTALLED) ## run the tests
 .PHONY: test-slow
 test-slow: $(INSTALLED) ## run the slow tests: GPU compiles, wheel, demo
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+.PHONY: test-parity
+test-parity: $(PARITY) ## compare with Hugging Face transformers (installs torch)
+	$(PARITY:.installed=bin)/python -m pytest tests/parity $(ARGS)
 
 .PHONY: doctor
 doctor: $(INSTALLED) ## check this installation
@@ -56,10 +62,11 @@ venv: $(INSTALLED) ## install into .venv (PYTHON=python3.12 picks another Python
 
 .PHONY: clean
 clean: ## remove .venv, builds and caches
-	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-parity build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml
+# Makes a virtual environment with this package and some of its extras.
+define install
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "There is no $(PYTHON) here. Install Python 3.10 to 3.14, or name one:" \
 	    "make venv PYTHON=python3.12" >&2; exit 1; }
@@ -67,12 +74,19 @@ $(INSTALLED): pyproject.toml
 	  sys.exit(0 if (3, 10) <= v <= (3, 14) else \
 	  "$(PYTHON) is Python %d.%d, but MAX needs Python 3.10 to 3.14." % v + \
 	  " Name another: make venv PYTHON=python3.12")'
-	@echo "Making .venv and installing MAX into it: some minutes, once."
-	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@echo "Making $(@D) and installing MAX into it: some minutes, once."
+	test -x $(@D)/bin/pip || $(PYTHON) -m venv --clear $(@D)
 	@# Old pip cannot resolve MAX.
-	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install -e '.[test]'
+	$(@D)/bin/python -m pip install --upgrade pip
+	$(@D)/bin/python -m pip install -e '.[$(1)]'
 	@touch $@
+endef
+
+$(INSTALLED): pyproject.toml
+	$(call install,test)
+
+$(PARITY): pyproject.toml
+	$(call install,test$(COMMA)parity)
 
 $(LINTERS): $(INSTALLED)
 	@echo "Installing the linters into .venv."

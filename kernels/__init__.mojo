@@ -24,6 +24,7 @@ Ops, and the module that holds each one's body for CPU and GPU:
 - `mo.mla.kpool.ragged_update` (`ragged_update`): the three above for any mix of
   chunks and decodes, in one launch.
 - `mo.mla.kpool.expand_topk` (`expand_topk`): selected pools to token positions.
+- `mo.mla.kpool.copy_slots` (`copy_slots`): whole slots to other slots.
 
 `ring` is the only address arithmetic, `pooling` the only softmax, `ops` the
 registrations, `launch` what CPU and GPU launches have in common.

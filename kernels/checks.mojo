@@ -82,57 +82,98 @@ def check_dense[
         dense *= shape[axis]
 
 
+def check_slot(
+    op: StaticString,
+    operand: StaticString,
+    row: Int,
+    slot: Int,
+    max_slots: Int,
+) raises:
+    """Refuses a slot outside the ring.
+
+    Args:
+        op: Name of the op.
+        operand: Name of the operand that holds the slot.
+        row: Its index there.
+        slot: The slot.
+        max_slots: Slots in the ring.
+
+    Raises:
+        Error: If the slot is outside the ring.
+    """
+    if slot >= max_slots:
+        raise Error(
+            op,
+            ": ",
+            operand,
+            "[",
+            row,
+            "] must be below max_slots (",
+            max_slots,
+            "), got ",
+            slot,
+        )
+
+
 struct SlotOwners(Movable):
-    """Finds ring slots that a batch must not touch: outside, or shared."""
+    """Finds ring slots that a call must not touch: outside, or named twice."""
 
     var op: StaticString
     """Name of the op, for its errors."""
+    var operand: StaticString
+    """Name of the operand that holds the slots, for its errors."""
+    var others: StaticString
+    """What a slot must differ from, for its errors."""
     var max_slots: Int
     """Slots in the ring."""
     var taken: List[UInt64]
     """One bit a slot."""
 
-    def __init__(out self, op: StaticString, max_slots: Int):
+    def __init__(
+        out self,
+        op: StaticString,
+        operand: StaticString,
+        others: StaticString,
+        max_slots: Int,
+    ):
         """Starts with no slot taken.
 
         Args:
             op: Name of the op, for its errors.
+            operand: Name of the operand that holds the slots.
+            others: What a slot must differ from.
             max_slots: Slots in the ring.
         """
         self.op = op
+        self.operand = operand
+        self.others = others
         self.max_slots = max_slots
         self.taken = List[UInt64](
             length=max_slots // _BITS_PER_WORD + 1, fill=0
         )
 
     def claim(mut self, row: Int, slot: Int) raises:
-        """Takes a slot for a batch row that has real tokens.
+        """Takes a slot for a row that will touch it.
 
         Args:
-            row: Batch row.
+            row: Index of the row.
             slot: Its slot.
 
         Raises:
             Error: If the slot is outside the ring or an earlier row's.
         """
-        if slot >= self.max_slots:
-            raise Error(
-                self.op,
-                ": slot_idx[",
-                row,
-                "] must be below max_slots (",
-                self.max_slots,
-                "), got ",
-                slot,
-            )
+        check_slot(self.op, self.operand, row, slot, self.max_slots)
         var bit = UInt64(1) << UInt64(slot % _BITS_PER_WORD)
         if self.taken[slot // _BITS_PER_WORD] & bit:
             raise Error(
                 self.op,
-                ": slot_idx[",
+                ": ",
+                self.operand,
+                "[",
                 row,
-                "] must differ from every other",
-                " row's with real tokens, got ",
+                "] must differ from every other ",
+                self.others,
+                ", got ",
                 slot,
                 " a second time",
             )

@@ -132,7 +132,12 @@ def _pool_scaled[
     comptime Vector = SIMD[.float32, width]
     var largest = Vector(0)
     comptime for m in range(kpool):
-        var size = abs(keys[m].cast[DType.float32]())
+        # A member that weighs nothing must not set the scale of those that do.
+        var size = (
+            weights[m]
+            .eq(0)
+            .select(Vector(0), abs(keys[m].cast[DType.float32]()))
+        )
         largest = size.gt(largest).select(size, largest)
     var scale = largest.gt(Vector(1)).select(
         Vector(2.0**-32), Vector(2.0**64)

@@ -227,7 +227,7 @@ def check_requests(
             request with tokens has a slot outside the ring or another such
             request's.
     """
-    var owners = SlotOwners(op, max_slots)
+    var owners = SlotOwners(op, "slot_idx", "row's with real tokens", max_slots)
     for request in range(batch.requests):
         batch.check(op, request)
         if batch.chunk(request).count() > 0:

@@ -29,6 +29,24 @@ def ring_len_of[LayoutType: TensorLayout, kpool: Int]() -> Int:
     return ring_len
 
 
+def slot_size_of[LayoutType: TensorLayout, rank: Int]() -> Int:
+    """Reads the elements per slot off a ring's static shape.
+
+    Parameters:
+        LayoutType: Layout of `tail[..., 2, ring_len, head_dim]`.
+        rank: Axes of the layout.
+
+    Returns:
+        The slot's elements. Compilation fails if they are not static.
+    """
+    comptime ring_len = LayoutType.static_shape[rank - 2]
+    comptime head_dim = LayoutType.static_shape[rank - 1]
+    comptime assert (
+        ring_len > 0 and head_dim > 0
+    ), "tail: ring_len and head_dim must be static"
+    return PLANES * ring_len * head_dim
+
+
 struct TailRing[dtype: DType, head_dim: Int, ring_len: Int](
     TrivialRegisterPassable
 ):

@@ -277,7 +277,9 @@ struct TailUpdate[
                 a slot outside the ring, shares its slot with another such row,
                 or has positions that are not consecutive.
         """
-        var owners = SlotOwners(Self.OP, self.tail.max_slots)
+        var owners = SlotOwners(
+            Self.OP, "slot_idx", "row's with real tokens", self.tail.max_slots
+        )
         for row in range(self.rows):
             var step = self.plan(row)
             if step.count == 0:

@@ -17,7 +17,8 @@ Parameters:
     dtype: Element type.
 """
 
-comptime _GPU_VECTOR_BYTES = 16
+comptime VECTOR_BYTES = 16
+"""Widest access of a GPU thread."""
 comptime _GPU_POOL_REGISTERS = 64
 
 
@@ -47,7 +48,7 @@ def gpu_vector_width[dtype: DType, head_dim: Int, kpool: Int]() -> Int:
     Returns:
         A power of two that divides `head_dim`.
     """
-    var width = gcd(head_dim, _GPU_VECTOR_BYTES // size_of[Scalar[dtype]]())
+    var width = gcd(head_dim, VECTOR_BYTES // size_of[Scalar[dtype]]())
     while width > 1 and kpool * width > _GPU_POOL_REGISTERS:
         width //= 2
     return width
@@ -98,7 +99,7 @@ def _alignment[dtype: DType, width: Int]() -> Int:
     # A GPU splits a vector access into element accesses unless alignment is
     # promised. On a CPU the caller may pass any NumPy view.
     comptime if is_gpu():
-        return min(width * size_of[Scalar[dtype]](), _GPU_VECTOR_BYTES)
+        return min(width * size_of[Scalar[dtype]](), VECTOR_BYTES)
     else:
         return align_of[Scalar[dtype]]()
 
@@ -124,7 +125,7 @@ def load[
     Returns:
         The elements.
     """
-    comptime piece = _GPU_VECTOR_BYTES // size_of[Scalar[dtype]]()
+    comptime piece = VECTOR_BYTES // size_of[Scalar[dtype]]()
     comptime if is_gpu() and width > piece:
         var value = SIMD[dtype, width]()
         comptime for i in range(width // piece):

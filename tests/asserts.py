@@ -19,6 +19,7 @@ SMALLEST_EXPONENT = {DType.float32: -149, DType.float16: -24, DType.bfloat16: -1
 # What opens the kernels' errors.
 OPS = (
     "compress",
+    "copy_slots",
     "expand_topk",
     "ragged_update",
     "ring_close",

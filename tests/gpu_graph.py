@@ -21,6 +21,7 @@ from max.graph import DeviceRef, Graph, TensorType, TensorValue, Type
 from kpool_graph import (
     TailRing,
     compress,
+    copy_slots,
     expand_topk,
     pool_row_offsets,
     ragged_update,
@@ -77,10 +78,12 @@ def build() -> Graph:
                 tail.buffer, step, step, ape, positions, slots, kpool=kpool
             )
             outputs.append(expand_topk(ids, offsets, lengths, kpool=kpool))
+            copy_slots(tail.buffer, slots, slots)
             shared = f"{dtype.name} head_dim={HEAD_DIM} kpool={kpool} {ring_len=}"
             for op in ("ring_close", "compress", "seed_tail", "ragged_update"):
                 print(f"mo.mla.kpool.{op}", shared)
             print("mo.mla.kpool.tail_update", shared, f"{next_n=}")
+            print("mo.mla.kpool.copy_slots", shared)
             print("mo.mla.kpool.expand_topk", f"{kpool=} pool_topk={16 // kpool}")
         graph.output(*outputs)
     return graph

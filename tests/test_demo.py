@@ -175,6 +175,7 @@ def test_missing_kernels_end_the_demo_with_an_explanation(
     assert "kernels of kpool_graph are missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "message"),
     [

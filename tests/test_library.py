@@ -175,6 +175,7 @@ def test_several_ops_in_one_graph_share_the_library():
     assert graph.kernel_libraries_paths == [kpool_graph.kernels_path()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["by_itself", "named_twice", "source_folder"])
 def test_case_34_every_way_to_name_the_kernels_gives_the_same_bits(models, way):
     """Regression case 34: by the helper alone, twice, or as the source folder."""

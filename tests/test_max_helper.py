@@ -27,6 +27,7 @@ def load(custom_extensions):
     return InferenceSession(devices=[CPU()]).load(graph)
 
 
+@pytest.mark.slow
 def test_the_helper_of_max_leaves_the_ring_that_ours_leaves(models):
     call = Call(OP, load([kpool_graph.kernels_path()]))
     rng = np.random.default_rng(1)
@@ -39,6 +40,7 @@ def test_the_helper_of_max_leaves_the_ring_that_ours_leaves(models):
     assert_same_bits(theirs.storage(), ours.storage(), "ring")
 
 
+@pytest.mark.slow
 def test_the_helper_of_max_does_not_compile_for_a_cpu_without_our_kernels():
     with pytest.raises(RuntimeError) as error:
         load([])

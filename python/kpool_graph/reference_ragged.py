@@ -141,6 +141,8 @@ def ragged_update(
         start = int(cache_lengths[request])
         count = int(input_row_offsets[request + 1]) - first
         row = (first + request * (kpool - 1)) // kpool
+        if count == 0:
+            continue
         slot = tail[slot_idx[request]]
         # All tokens the request can name now: live ring entries, then the chunk.
         keys, gates = {}, {}

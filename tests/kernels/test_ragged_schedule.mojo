@@ -7,11 +7,13 @@ from std.random import random_float64, random_si64, seed
 from std.testing import TestSuite, assert_equal, assert_raises
 
 from kernels.compress import Compress
+from kernels.copy_slots import CopySlots
 from kernels.expand_topk import ExpandTopk
 from kernels.launch import KernelCall, run_cpu
 from kernels.ragged_update import RaggedUpdate
 from kernels.ring_close import RingClose
 from kernels.seed_tail import SeedTail
+from kernels.vectors import WritePointer
 from layout import TileTensor, row_major
 from schedule import (
     POISON,
@@ -375,6 +377,65 @@ def test_expand_topk_leaves_the_rows_of_the_cpu_in_any_order() raises:
     compare_expansions[3, 40, False]()
     compare_expansions[16, 33, True]()
     compare_expansions[1, 17, True]()
+
+
+def address[
+    dtype: DType
+](mut values: List[Scalar[dtype]]) -> WritePointer[dtype]:
+    return values.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+
+
+def test_copy_slots_reads_all_before_it_writes_in_any_order() raises:
+    comptime SLOT = 24
+    comptime SLOTS = 9
+    comptime Gather = CopySlots[DType.bfloat16, SLOT, False]
+    comptime Scatter = CopySlots[DType.bfloat16, SLOT, True]
+    for round in range(ROUNDS):
+        seed(round)
+        var initial = noise[DType.bfloat16](SLOTS * SLOT)
+        var dst = distinct_slots(SLOTS - SPARE_SLOTS)
+        var src = distinct_slots(SLOTS - SPARE_SLOTS)
+        # One pair outside the ring, which threads skip.
+        dst[0] = UInt32(SLOTS)
+        var want = initial.copy()
+        for pair in range(1, len(dst)):
+            for i in range(SLOT):
+                want[Int(dst[pair]) * SLOT + i] = initial[
+                    Int(src[pair]) * SLOT + i
+                ]
+        var tail = initial.copy()
+        var scratch = poisoned[DType.bfloat16](len(dst) * SLOT)
+        var pairs = row_major(len(dst))
+        var gather = Gather(
+            address(tail),
+            address(scratch),
+            TileTensor(src, pairs).as_imm(),
+            TileTensor(dst, pairs).as_imm(),
+            SLOTS,
+        )
+        var scatter = Scatter(
+            address(tail),
+            address(scratch),
+            TileTensor(src, pairs).as_imm(),
+            TileTensor(dst, pairs).as_imm(),
+            SLOTS,
+        )
+        with assert_raises(contains="dst_slots[0] must be below max_slots (9)"):
+            run_cpu(gather)
+        for threads in grids(gather):
+            tail = initial.copy()
+            scratch = poisoned[DType.bfloat16](len(dst) * SLOT)
+            gather.tail = address(tail)
+            gather.scratch = address(scratch)
+            scatter.tail = address(tail)
+            scatter.scratch = address(scratch)
+            run_threads(gather, threads)
+            run_threads(scatter, threads)
+            assert_equal(tail, want)
+        # The calls hold bare addresses.
+        _ = src^
+        _ = dst^
+        _ = scratch^
 
 
 def main() raises:
