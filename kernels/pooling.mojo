@@ -144,8 +144,10 @@ def _pool_scaled[
     )
     var weighted = Vector(0)
     comptime for m in range(kpool):
+        var key = keys[m].cast[DType.float32]()
+        # Scaled, a key that weighs nothing could overflow, and 0 * inf is NaN.
         weighted = fma(
-            weights[m], keys[m].cast[DType.float32]() * scale, weighted
+            weights[m], weights[m].eq(0).select(key, key * scale), weighted
         )
     var mean = weighted / total / scale
     mean = mean.gt(largest).select(largest, mean)

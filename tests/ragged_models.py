@@ -278,6 +278,20 @@ def ragged_operands(
     return [k, gate, ape_for(rng, op), *tables]
 
 
+def row_tables(*requests: tuple[int, int, int]) -> list[Array]:
+    """Lists the row tables of a batch.
+
+    Args:
+        *requests: (slot, cached tokens, new tokens) of each.
+
+    Returns:
+        input_row_offsets, cache_lengths, slot_idx.
+    """
+    slots, lengths, counts = np.array(requests, np.int64).reshape(-1, 3).T
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    return [each.astype(np.uint32) for each in (offsets, lengths, slots)]
+
+
 def every_phase(kpool: int) -> list[tuple[int, int, int]]:
     """Lists a request for each alignment and each count that may matter.
 

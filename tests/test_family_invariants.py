@@ -10,15 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asserts import assert_same_bits
-from cases import MAX_SLOTS, any_bits, ape_for, place, poison, ring_for
+from cases import MAX_SLOTS, any_bits, ape_for, poison, ring_for
 from models import Ring
 from ragged_asserts import first_rows, run_compress, run_ragged_update
 from ragged_models import (
     RAGGED_FAMILIES,
     RAGGED_UPDATES,
+    Request,
     draw_request,
     ragged_batch,
     ragged_operands,
+)
+from traffic import (
+    Traffic,
+    by_prefill,
+    by_ragged_update,
+    by_tail_update,
+    by_three_ops,
 )
 
 # Rings in which any suffix of a step of `wide.next_n` tokens may be rejected.
@@ -34,119 +42,6 @@ every_family = pytest.mark.parametrize(
 )
 seeds = st.integers(0, 2**32 - 1)
 slots = st.integers(0, MAX_SLOTS - 1)
-STRAY_SLOT = 3545
-
-
-class Traffic:
-    """Requests on their way through one ring, and the pools that came out."""
-
-    def __init__(self, op, requests, tail, ape):
-        self.op = op
-        self.requests = requests
-        self.ring = Ring(tail, op.dtype)
-        self.ape = ape
-        self.done = [0] * len(requests)
-        self.pools = {}
-
-    def take(self, counts, order):
-        """Brings each request's next tokens, as the rows of a batch in an order."""
-        parts = [(self.requests[at], self.done[at], counts[at]) for at in order]
-        for at in order:
-            self.done[at] += counts[at]
-        return parts
-
-    def emit(self, request, pool, key):
-        assert (request, pool) not in self.pools, "a pool closed twice"
-        self.pools[request, pool] = key
-
-    def live(self):
-        """Reads the ring entries that later results depend on."""
-        tail = self.ring.storage()
-        return {
-            (at, position): tail[each.slot, :, position % self.op.ring_len]
-            for at, each in enumerate(self.requests)
-            for end in [each.start + self.done[at]]
-            for position in range(end - end % self.op.kpool, end)
-        }
-
-
-def by_tail_update(op):
-    def feed(models, traffic, counts, rng):
-        order = rng.permutation(len(counts))
-        shape = (len(order), op.next_n, op.head_dim)
-        # Padded tokens carry poison, and must not be looked at.
-        keys, gates = (any_bits(rng, shape, op.dtype) for _ in range(2))
-        positions = np.zeros(shape[:2], np.int32)
-        parts = traffic.take(counts, order)
-        for row, (request, done, count) in enumerate(parts):
-            mask = rng.permutation(op.next_n) < count
-            keys[row, mask] = request.k[done : done + count]
-            gates[row, mask] = request.gate[done : done + count]
-            positions[row] = place(request.start + done, mask)
-        slot_idx = np.array([request.slot for request, *_ in parts], np.uint32)
-        pooled, closed = models[op](
-            traffic.ring, keys, gates, traffic.ape, positions, slot_idx
-        )
-        for row, column in np.argwhere(closed >= 0):
-            traffic.emit(order[row], int(closed[row, column]), pooled[row, column])
-
-    return feed
-
-
-def batch(traffic, counts, order):
-    """Builds a ragged call; requests that bring nothing name no slot of the ring."""
-    k, gate, offsets, lengths, slot_idx = ragged_batch(
-        traffic.op, traffic.take(counts, order)
-    )
-    slot_idx[np.diff(offsets) == 0] = STRAY_SLOT
-    return k, gate, traffic.ape, offsets, lengths, slot_idx
-
-
-def emit_whole(traffic, order, lengths, whole, pool_rows):
-    """Takes compress's pools, whose ids follow from the cached lengths."""
-    for row, at in enumerate(order):
-        first_pool = -(-int(lengths[row]) // traffic.op.kpool)
-        own = whole[pool_rows[row] : pool_rows[row + 1]]
-        for pool, key in enumerate(own, first_pool):
-            traffic.emit(at, pool, key)
-
-
-def by_three_ops(op):
-    def feed(models, traffic, counts, rng):
-        order = rng.permutation(len(counts))
-        operands = batch(traffic, counts, order)
-        pooled, closed, whole, pool_rows = models[op](traffic.ring, *operands)
-        for row in np.flatnonzero(closed >= 0):
-            traffic.emit(order[row], int(closed[row]), pooled[row])
-        emit_whole(traffic, order, operands[4], whole, pool_rows)
-
-    return feed
-
-
-def by_ragged_update(op):
-    def feed(models, traffic, counts, rng):
-        order = rng.permutation(len(counts))
-        operands = batch(traffic, counts, order)
-        pooled, closed = models[op](traffic.ring, *operands)
-        firsts = first_rows(operands[3], op.kpool)
-        for row in np.flatnonzero(closed >= 0):
-            at = order[np.searchsorted(firsts, row, side="right") - 1]
-            traffic.emit(at, int(closed[row]), pooled[row])
-
-    return feed
-
-
-def by_prefill(compress, seed_tail):
-    def feed(models, traffic, counts, rng):
-        order = rng.permutation(len(counts))
-        k, gate, ape, offsets, lengths, slot_idx = batch(traffic, counts, order)
-        whole = np.diff(offsets) // compress.kpool
-        pool_rows = np.cumsum([0, *whole]).astype(np.uint32)
-        (pooled,) = models[compress](k, gate, ape, offsets, pool_rows, lengths)
-        models[seed_tail](traffic.ring, k, gate, offsets, lengths, slot_idx)
-        emit_whole(traffic, order, lengths, pooled, pool_rows)
-
-    return feed
 
 
 def aligned_starts(kpool, room):
@@ -315,7 +210,7 @@ def test_any_suffix_of_a_step_may_be_rejected(models, family, data, seed):
             k = np.concatenate([each.k[now], draft[0]])
             gate = np.concatenate([each.gate[now], draft[1]])
             start = each.start + done[at]
-            rows.append((type(each)(each.slot, start, k, gate), 0, len(k)))
+            rows.append((Request(each.slot, start, k, gate), 0, len(k)))
             done[at] += accepted
         k, gate, *tables = ragged_batch(op, rows)
         pooled, closed = models[op](ring, k, gate, ape, *tables)

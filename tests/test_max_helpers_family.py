@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from max.nn.kernels import (
+    mla_kpool_compress,
+    mla_kpool_expand_topk,
+    mla_kpool_ring_close,
+    mla_kpool_seed_tail,
+)
 
 from asserts import assert_same_bits
 from cases import FAMILIES, normal, ring_for
@@ -24,21 +28,6 @@ from ragged_models import (
 )
 
 
-@functools.cache
-def max_helpers():
-    """Imports MAX's graph helpers."""
-    from max.nn import kernels
-
-    # The import points every later child Python at the python3 on PATH, unseen by
-    # os.environ; other tests start children of this very interpreter.
-    for name in ("PYTHONEXECUTABLE", "PYTHONPATH"):
-        if name in os.environ:
-            os.putenv(name, os.environ[name])
-        else:
-            os.unsetenv(name)
-    return kernels
-
-
 @dataclass(frozen=True)
 class MaxThreeOps(ThreeOps):
     """ThreeOps as MAX's helpers build it."""
@@ -47,12 +36,7 @@ class MaxThreeOps(ThreeOps):
 
     @property
     def builders(self):
-        helpers = max_helpers()
-        return (
-            helpers.mla_kpool_ring_close,
-            helpers.mla_kpool_compress,
-            helpers.mla_kpool_seed_tail,
-        )
+        return mla_kpool_ring_close, mla_kpool_compress, mla_kpool_seed_tail
 
 
 @dataclass(frozen=True)
@@ -64,7 +48,7 @@ class MaxExpandTopk(ExpandTopk):
         return f"max_{super().name}"
 
     def body(self, *operands):
-        return max_helpers().mla_kpool_expand_topk(
+        return mla_kpool_expand_topk(
             *operands, kpool=self.kpool, always_select_tail=self.always_select_tail
         )
 
