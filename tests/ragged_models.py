@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -307,6 +308,12 @@ def every_phase(kpool: int) -> list[tuple[int, int, int]]:
         counts = {0, 1, left - 1, left, left + 1, left + kpool, 3 * kpool - 1}
         pairs += [(5 * kpool + phase, count) for count in sorted(counts)]
     return [(len(pairs) - 1 - row, *pair) for row, pair in enumerate(pairs)]
+
+
+def eighths(count: int) -> list[tuple[int, int]]:
+    """Cuts `count` requests into eight runs of them, as (first, last + 1)."""
+    bounds = [count * part // 8 for part in range(9)]
+    return list(pairwise(bounds))
 
 
 def random_requests(

@@ -20,12 +20,14 @@ from cases import (
     from_bits,
     normal,
 )
+from kpool_graph import reference_ragged
 from kpool_graph.reference import values
 from models import bits, declare
 from ragged_asserts import run_compress
 from ragged_models import (
     COMPRESSES,
     Compress,
+    eighths,
     every_phase,
     ragged_operands,
     random_requests,
@@ -116,29 +118,29 @@ def test_rows_past_the_last_pool_are_zero_whatever_the_memory_held(models, op):
 
 
 @every_geometry
-def test_a_large_call_equals_its_requests_alone(models, op):
+def test_a_large_call_equals_its_parts(models, op):
     rng = np.random.default_rng(7)
-    # Enough elements for several threads, and requests small enough for one.
-    count = 150_000 // (op.kpool * op.head_dim) + 1
+    # Enough elements for several threads, and parts small enough for one.
+    count = 150_000 // (op.kpool * op.head_dim) + 8
     requests = [(row, row % op.kpool, 2 * op.kpool + row % 3) for row in range(count)]
     k, gate, ape, offsets, lengths, _ = ragged_operands(rng, op, requests)
-    whole = (lengths + np.diff(offsets)) // op.kpool - -(
-        -lengths.astype(np.int64) // op.kpool
+    _, pool_rows = reference_ragged.compress(
+        k[:, :1], gate[:, :1], ape[:, :1], offsets, lengths, kpool=op.kpool
     )
-    pool_rows = np.cumsum([0, *whole]).astype(np.uint32)
     (pooled,) = models[op](k, gate, ape, offsets, pool_rows, lengths)
-    for row in range(0, count, max(count // 50, 1)):
-        own = slice(offsets[row], offsets[row + 1])
+    for first, last in eighths(count):
+        own = slice(offsets[first], offsets[last])
+        rows = pool_rows[first : last + 1]
         (alone,) = models[op](
             k[own],
             gate[own],
             ape,
-            np.array([0, requests[row][2]], np.uint32),
-            np.array([0, whole[row]], np.uint32),
-            lengths[row : row + 1],
+            offsets[first : last + 1] - offsets[first],
+            rows - rows[0],
+            lengths[first:last],
         )
-        together = pooled[pool_rows[row] : pool_rows[row + 1]]
-        assert_same_bits(together, alone[: whole[row]], f"pools of request {row}")
+        alone = alone[: rows[-1] - rows[0]]
+        assert_same_bits(pooled[rows[0] : rows[-1]], alone, f"pools from {first} on")
 
 
 def pool_whole(models, op, keys, gates, ape):
