@@ -1,4 +1,4 @@
-"""Graphs and checks of what a server does besides decoding: ragged steps, forks."""
+"""Graphs and checks of what a server does besides decoding: forks, refusals."""
 
 from __future__ import annotations
 
@@ -10,27 +10,8 @@ from max.dtype import DType
 from max.graph import BufferType, Graph, Module, TensorType
 
 import kpool_graph
-from asserts import assert_same_bits
-from models import HOST, SeedTail
-
-
-@dataclass(frozen=True)
-class RaggedUpdate(SeedTail):
-    """A graph of one `ragged_update`; every size that may vary is symbolic."""
-
-    @property
-    def name(self) -> str:
-        return super().name.replace("seed_tail", "ragged_update")
-
-    @property
-    def input_types(self) -> list[BufferType | TensorType]:
-        ring, k, gate, *tables = super().input_types
-        ape = TensorType(DType.float32, (self.kpool, self.head_dim), HOST)
-        return [ring, k, gate, ape, *tables]
-
-    def build(self, module: Module) -> None:
-        with Graph(self.name, input_types=self.input_types, module=module) as graph:
-            graph.output(*kpool_graph.ragged_update(*graph.inputs, kpool=self.kpool))
+from asserts import assert_same_bits, message
+from models import HOST
 
 
 @dataclass(frozen=True)
@@ -74,23 +55,4 @@ def refused(call: Any, ring: Any, *operands: Any) -> str:
     with pytest.raises(ValueError) as error:
         call(ring, *operands)
     assert_same_bits(ring.storage(), before, "ring after the error")
-    return own_line(error.value)
-
-
-def own_line(error: BaseException) -> str:
-    """Takes the op's line out of what MAX raises around it."""
-    ops = tuple(
-        f"{op}: "
-        for op in (
-            "seed_tail",
-            "tail_update",
-            "ragged_update",
-            "ring_close",
-            "compress",
-            "expand_topk",
-            "copy_slots",
-        )
-    )
-    lines = [line for line in str(error).splitlines() if line.startswith(ops)]
-    assert len(lines) == 1, str(error)
-    return lines[0]
+    return message(error)

@@ -12,7 +12,8 @@ from asserts import assert_same_bits
 from cases import any_bits, normal
 from kpool_graph import TailRing
 from models import Ring, SeedTail, TailUpdate, compile_together
-from serving import CopySlots, RaggedUpdate
+from ragged_models import RaggedUpdate
+from serving import CopySlots
 
 KPOOL, HEAD_DIM, RING_LEN, BF16 = 4, 128, 8, DType.bfloat16
 SLOT_ELEMENTS = 2 * RING_LEN * HEAD_DIM

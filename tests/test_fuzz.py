@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from max.dtype import DType
 
-from asserts import assert_same_bits
+from asserts import assert_same_bits, own_line
 from fuzz import OPERANDS, Fuzzed, draw, faulty, spoil
 from fuzz_oracle import check
 from models import Ring, compile_together
-from serving import own_line
 
 F32, F16, BF16 = DType.float32, DType.float16, DType.bfloat16
 OPS = (

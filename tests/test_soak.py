@@ -14,7 +14,8 @@ from cases import normal
 from kpool_graph import SlotPool, TailRing
 from kpool_graph.testing import ListModel
 from models import Ring, TailUpdate, compile_together
-from serving import CopySlots, RaggedUpdate
+from ragged_models import RaggedUpdate
+from serving import CopySlots
 
 DTYPE, KPOOL, NEXT_N, HEAD_DIM = DType.bfloat16, 4, 4, 16
 RING = TailRing(64, KPOOL, HEAD_DIM, DTYPE, speculative_tokens=NEXT_N - 1, poison=True)

@@ -203,7 +203,7 @@ def _compare_with_reference(device: Device) -> None:
         prompt = slice(offsets[row], offsets[row + 1])
         keys = np.concatenate([k[prompt], next_k[row]])[kpool : 2 * kpool]
         gates = np.concatenate([gate[prompt], next_gate[row]])[kpool : 2 * kpool]
-        ulp = np.spacing(np.abs(exact[row, 0]).astype(np.float32))
+        ulp = reference.ulp(exact[row, 0], pooled.dtype)
         tolerance = reference.pool_tolerance(keys, gates, ape, ulp)
         if not np.all(np.abs(pooled[row, 0] - exact[row, 0]) <= tolerance):
             raise Problem(f"a pooled key is wrong on {_name(device)}")

@@ -12,7 +12,7 @@ from ._validate import Problems
 
 
 def _require_ragged(
-    problems: Problems,
+    op: str,
     tail: BufferValue,
     k: TensorValue,
     gate: TensorValue,
@@ -20,14 +20,19 @@ def _require_ragged(
     cache_lengths: TensorValue,
     slot_idx: TensorValue,
     kpool: int,
+    *ape: TensorValue,
 ) -> None:
+    problems = Problems(op)
     problems.require_ring(tail, kpool)
     rows = ("total_tokens", "head_dim")
     problems.require_tensor("k", k, rows)
     problems.require_tensor("gate", gate, rows)
+    for embedding in ape:
+        problems.require_tensor("ape", embedding, ("kpool", "head_dim"), DType.float32)
     problems.require_offsets("input_row_offsets", input_row_offsets, cache_lengths)
     problems.require_tensor("cache_lengths", cache_lengths, ("batch",), DType.uint32)
     problems.require_tensor("slot_idx", slot_idx, ("batch",), DType.uint32)
+    problems.raise_if_any()
 
 
 def seed_tail(
@@ -69,17 +74,13 @@ def seed_tail(
     a slot outside the ring, or one slot for two requests with tokens are errors
     raised before anything is written. On a GPU such a request is skipped.
     """
-    problems = Problems("seed_tail")
-    _require_ragged(
-        problems, tail, k, gate, input_row_offsets, cache_lengths, slot_idx, kpool
-    )
-    problems.raise_if_any()
-
+    tables = (input_row_offsets, cache_lengths, slot_idx)
+    _require_ragged("seed_tail", tail, k, gate, *tables, kpool)
     load_kernels()
     ops.inplace_custom(
         "mo.mla.kpool.seed_tail",
         device=tail.device,
-        values=[tail, k, gate, input_row_offsets, cache_lengths, slot_idx],
+        values=[tail, k, gate, *tables],
         parameters={"head_dim": int(tail.shape[3]), "kpool": kpool},
     )
 
@@ -205,20 +206,10 @@ def ring_close(
     a slot outside the ring, or one slot for two requests with tokens are errors
     raised before anything is written. On a GPU such a request is skipped.
     """
-    problems = Problems("ring_close")
-    _require_ragged(
-        problems, tail, k, gate, input_row_offsets, cache_lengths, slot_idx, kpool
-    )
-    problems.require_tensor("ape", ape, ("kpool", "head_dim"), DType.float32)
-    problems.raise_if_any()
-
+    tables = (input_row_offsets, cache_lengths, slot_idx)
+    _require_ragged("ring_close", tail, k, gate, *tables, kpool, ape)
     rows = cache_lengths.shape[0]
-    return _close_ragged(
-        "mo.mla.kpool.ring_close",
-        [tail, k, gate, ape, input_row_offsets, cache_lengths, slot_idx],
-        rows,
-        kpool,
-    )
+    return _close_ragged("ring_close", [tail, k, gate, ape, *tables], rows, kpool)
 
 
 def ragged_update(
@@ -266,20 +257,10 @@ def ragged_update(
     a slot outside the ring, or one slot for two requests with tokens are errors
     raised before anything is written. On a GPU such a request is skipped.
     """
-    problems = Problems("ragged_update")
-    _require_ragged(
-        problems, tail, k, gate, input_row_offsets, cache_lengths, slot_idx, kpool
-    )
-    problems.require_tensor("ape", ape, ("kpool", "head_dim"), DType.float32)
-    problems.raise_if_any()
-
+    tables = (input_row_offsets, cache_lengths, slot_idx)
+    _require_ragged("ragged_update", tail, k, gate, *tables, kpool, ape)
     rows = (k.shape[0] + cache_lengths.shape[0] * (kpool - 1)) // kpool
-    return _close_ragged(
-        "mo.mla.kpool.ragged_update",
-        [tail, k, gate, ape, input_row_offsets, cache_lengths, slot_idx],
-        rows,
-        kpool,
-    )
+    return _close_ragged("ragged_update", [tail, k, gate, ape, *tables], rows, kpool)
 
 
 def _close_ragged(
@@ -292,7 +273,7 @@ def _close_ragged(
     head_dim = tail.shape[3]
     load_kernels()
     pooled, closed_pool = ops.inplace_custom(
-        op,
+        f"mo.mla.kpool.{op}",
         device=tail.device,
         values=values,
         out_types=[

@@ -8,6 +8,7 @@ rounded to the ring's dtype.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,14 @@ Float64Array = npt.NDArray[np.float64]
 
 KEYS = 0
 GATES = 1
+
+# Significand bits with the hidden one, and the exponent of the smallest subnormal,
+# of what an array of this dtype stores.
+_FORMATS = {
+    np.dtype(np.float32): (24, -149),
+    np.dtype(np.float16): (11, -24),
+    np.dtype(np.uint16): (8, -133),
+}
 
 
 def values(storage: Array) -> Float64Array:
@@ -59,6 +68,23 @@ def pool(keys: Array, gates: Array, ape: Array) -> Float64Array:
         return np.asarray((weight * key).sum(axis=0) / weight.sum(axis=0))
 
 
+def ulp(exact: Float64Array, storage: np.dtype[Any]) -> Float64Array:
+    """Measures the spacing of a dtype's numbers around exact values.
+
+    Args:
+        exact: float64, any shape.
+        storage: What arrays of the dtype are stored as: float32, float16, or uint16
+            for bfloat16.
+
+    Returns:
+        float64, same shape. Never below the spacing of the subnormals.
+    """
+    precision, smallest = _FORMATS[storage]
+    exponent = np.frexp(exact)[1].astype(np.int64) - precision
+    exponent[exact == 0] = smallest
+    return np.asarray(np.ldexp(1.0, np.maximum(exponent, smallest)))
+
+
 def pool_tolerance(
     keys: Array, gates: Array, ape: Array, ulp: Float64Array
 ) -> Float64Array:
@@ -66,7 +92,8 @@ def pool_tolerance(
 
     One unit in the last place for the final rounding, and
     `(kpool + 8 + 2 max|logit|) * 2**-24 * max|key|` for what float32 logits,
-    exponentials, sums and cancellation cost.
+    exponentials, sums and cancellation cost. Members whose gate score is -inf do not
+    count.
 
     Args:
         keys: `[kpool, head_dim]` stored keys.
@@ -77,10 +104,33 @@ def pool_tolerance(
     Returns:
         `[head_dim]` float64.
     """
+    score = values(gates)
+    # A member at -inf weighs nothing, so it must not widen the bound either.
+    silent = np.isneginf(score)
     with np.errstate(all="ignore"):
-        logit = np.abs(values(gates) + ape.astype(np.float64)).max(axis=0)
-        size = np.abs(values(keys)).max(axis=0)
+        logit = np.where(silent, 0.0, np.abs(score + ape.astype(np.float64)))
+        logit = logit.max(axis=0)
+        size = np.where(silent, 0.0, np.abs(values(keys))).max(axis=0)
         return np.asarray(ulp + (len(keys) + 8 + 2 * logit) * 2.0**-24 * size)
+
+
+def chunks(
+    input_row_offsets: Array, cache_lengths: Array
+) -> Iterator[tuple[int, int, int, int]]:
+    """Reads a ragged batch's row tables.
+
+    Args:
+        input_row_offsets: `[batch + 1]`.
+        cache_lengths: `[batch]`.
+
+    Yields:
+        For each request its index, its first token's row, that token's position, and
+        the position after its last token.
+    """
+    for request in range(len(cache_lengths)):
+        first = int(input_row_offsets[request])
+        start = int(cache_lengths[request])
+        yield request, first, start, start + int(input_row_offsets[request + 1]) - first
 
 
 def seed_tail(
@@ -105,10 +155,7 @@ def seed_tail(
         kpool: Tokens per pool.
     """
     ring_len = tail.shape[2]
-    for request in range(len(slot_idx)):
-        first = int(input_row_offsets[request])
-        start = int(cache_lengths[request])
-        end = start + int(input_row_offsets[request + 1]) - first
+    for request, first, start, end in chunks(input_row_offsets, cache_lengths):
         for position in range(start, end):
             if position >= end // kpool * kpool:
                 row = first + position - start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .reference import GATES, KEYS, Array, Float64Array, pool
+from .reference import GATES, KEYS, Array, Float64Array, chunks, pool
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -36,11 +36,8 @@ def compress(
     total, head_dim = k.shape
     pooled = np.zeros((total // kpool, head_dim))
     offsets = [0]
-    for request in range(len(cache_lengths)):
+    for _, first, start, end in chunks(input_row_offsets, cache_lengths):
         row = offsets[-1]
-        first = int(input_row_offsets[request])
-        start = int(cache_lengths[request])
-        end = start + int(input_row_offsets[request + 1]) - first
         for position in range(start, end):
             last = position + kpool
             if position % kpool == 0 and last <= end:
@@ -82,10 +79,7 @@ def ring_close(
     batch = len(cache_lengths)
     pooled = np.zeros((batch, k.shape[1]))
     closed_pool = np.full(batch, -1, np.int32)
-    for request in range(batch):
-        first = int(input_row_offsets[request])
-        start = int(cache_lengths[request])
-        end = start + int(input_row_offsets[request + 1]) - first
+    for request, first, start, end in chunks(input_row_offsets, cache_lengths):
         begin = start // kpool * kpool
         if start == begin or end < begin + kpool:
             continue
@@ -136,12 +130,9 @@ def ragged_update(
     rows = (total + batch * (kpool - 1)) // kpool
     pooled = np.zeros((rows, head_dim))
     closed_pool = np.full(rows, -1, np.int32)
-    for request in range(batch):
-        first = int(input_row_offsets[request])
-        start = int(cache_lengths[request])
-        count = int(input_row_offsets[request + 1]) - first
+    for request, first, start, end in chunks(input_row_offsets, cache_lengths):
         row = (first + request * (kpool - 1)) // kpool
-        if count == 0:
+        if start == end:
             continue
         slot = tail[slot_idx[request]]
         # All tokens the request can name now: live ring entries, then the chunk.
@@ -149,7 +140,7 @@ def ragged_update(
         for position in range(start // kpool * kpool, start):
             keys[position] = slot[KEYS, position % ring_len].copy()
             gates[position] = slot[GATES, position % ring_len].copy()
-        for position in range(start, start + count):
+        for position in range(start, end):
             keys[position] = k[first + position - start]
             gates[position] = gate[first + position - start]
             if position % kpool == kpool - 1:
@@ -161,7 +152,7 @@ def ragged_update(
                 )
                 closed_pool[row] = position // kpool
                 row += 1
-        for position in range(start + max(count - ring_len, 0), start + count):
+        for position in range(max(start, end - ring_len), end):
             slot[KEYS, position % ring_len] = keys[position]
             slot[GATES, position % ring_len] = gates[position]
     return pooled, closed_pool
@@ -191,10 +182,9 @@ def expand_topk(
     total, pool_topk = pool_ids.shape
     columns = pool_topk * kpool + (kpool - 1 if always_select_tail else 0)
     selected = np.full((total, columns), -1, np.int32)
-    for request in range(len(cache_lengths)):
-        first = int(input_row_offsets[request])
-        for row in range(first, int(input_row_offsets[request + 1])):
-            visible = int(cache_lengths[request]) + row - first + 1
+    for _, first, start, end in chunks(input_row_offsets, cache_lengths):
+        for position in range(start, end):
+            row, visible = first + position - start, position + 1
             positions: list[int] = []
             for pool_id in pool_ids[row]:
                 if 0 <= pool_id < visible // kpool:
