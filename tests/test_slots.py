@@ -297,6 +297,19 @@ def test_a_poisoned_slot_is_nan_when_it_is_claimed(dtype, layers):
     assert (stored[:, 3:] == 0).all()
 
 
+def test_poison_is_there_when_the_claim_returns():
+    ring = TailRing(64, 4, 128, DType.float32, poison=True)
+    buffer = ring.allocate()
+    shared = np.from_dlpack(buffer)
+    pool = SlotPool(ring, buffers=[buffer])
+    for _ in range(5_000):
+        shared[:] = 0
+        slot = pool.claim("request")
+        # A queued copy would come late, over what the next op stashes.
+        assert np.isnan(shared[slot]).all()
+        pool.release("request")
+
+
 def test_a_ring_without_poison_is_left_alone():
     ring = TailRing(3, 4, 12, DType.float32)
     buffer = ring.allocate()

@@ -174,3 +174,5 @@ class TailRing:
         for slot in slots:
             for row in range(slot, rows, self.max_slots):
                 flat[row, :].inplace_copy_from(nan)
+        # The copies are queued, on the CPU too, where graphs do not wait for them.
+        buffer.device.synchronize()
