@@ -152,6 +152,7 @@ struct SlotOwners(Movable):
             length=max_slots // _BITS_PER_WORD + 1, fill=0
         )
 
+    @inline(.always)
     def claim(mut self, row: Int, slot: Int) raises:
         """Takes a slot for a row that will touch it.
 
@@ -162,19 +163,38 @@ struct SlotOwners(Movable):
         Raises:
             Error: If the slot is outside the ring or an earlier row's.
         """
-        check_slot(self.op, self.operand, row, slot, self.max_slots)
-        var bit = UInt64(1) << UInt64(slot % _BITS_PER_WORD)
-        if self.taken[slot // _BITS_PER_WORD] & bit:
-            raise Error(
-                self.op,
-                ": ",
-                self.operand,
-                "[",
-                row,
-                "] must differ from every other ",
-                self.others,
-                ", got ",
-                slot,
-                " a second time",
+        if slot < self.max_slots:
+            var word = self.taken.unsafe_ptr().unsafe_offset(
+                slot // _BITS_PER_WORD
             )
-        self.taken[slot // _BITS_PER_WORD] |= bit
+            var bit = UInt64(1) << UInt64(slot % _BITS_PER_WORD)
+            var held = word[]
+            word[] = held | bit
+            if not held & bit:
+                return
+        self.refuse(row, slot)
+
+    @inline(.never)
+    def refuse(self, row: Int, slot: Int) raises:
+        """Says what is wrong with a slot that a row may not touch.
+
+        Args:
+            row: Index of the row.
+            slot: Its slot.
+
+        Raises:
+            Error: Always.
+        """
+        check_slot(self.op, self.operand, row, slot, self.max_slots)
+        raise Error(
+            self.op,
+            ": ",
+            self.operand,
+            "[",
+            row,
+            "] must differ from every other ",
+            self.others,
+            ", got ",
+            slot,
+            " a second time",
+        )

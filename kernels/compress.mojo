@@ -6,17 +6,16 @@ from layout import TensorLayout, TileTensor
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA
 
 from .launch import KernelCall, block_threads, run_grid_thread
-from .members import pool_from_rows
-from .ragged import Chunk, RaggedBatch, owner_of
-from .tokens import TokenRows
+from .lanes import LaneTable, Lanes, cpu_lanes, gpu_lanes
+from .members import WholePool, pool_channels
+from .ragged import Chunk, RaggedBatch, next_owner_of, owner_of
+from .tokens import PREFETCHED_POOLS, TokenRows
 from .vectors import (
     ReadPointer,
     WritePointer,
-    cpu_vector_width,
-    gpu_vector_width,
     load,
     readable,
-    store,
+    store_zero,
     writable,
 )
 
@@ -34,9 +33,7 @@ struct Compress[dtype: DType, head_dim: Int, kpool: Int](KernelCall):
     """The op's name."""
     comptime BLOCK_THREADS = block_threads[Self.head_dim]()
     """The most threads a GPU block may have."""
-    comptime GPU_WIDTH = gpu_vector_width[
-        Self.dtype, Self.head_dim, Self.kpool
-    ]()
+    comptime GPU_LANES = gpu_lanes[Self.dtype, Self.head_dim, Self.kpool]()
     """Channels a GPU thread takes."""
 
     var pooled: WritePointer[Self.dtype]
@@ -106,16 +103,28 @@ struct Compress[dtype: DType, head_dim: Int, kpool: Int](KernelCall):
         )
 
     @inline(.always)
-    def first_member_row(self, row: Int) -> Int:
-        """Finds the tokens that an output row pools.
+    def owner(self, row: Int) -> Int:
+        """Finds the request that an output row belongs to.
 
         Args:
             row: Output row.
 
         Returns:
+            The request, or -1.
+        """
+        return owner_of(self.pool_row_offsets, self.batch.requests, row)
+
+    @inline(.always)
+    def first_member_row(self, row: Int, request: Int) -> Int:
+        """Finds the tokens that an output row pools.
+
+        Args:
+            row: Output row.
+            request: The request that it belongs to, or -1.
+
+        Returns:
             Token row of the pool's first member, or -1 if no pool goes here.
         """
-        var request = owner_of(self.pool_row_offsets, self.batch.requests, row)
         if request < 0:
             return -1
         var chunk = self.batch.chunk(request)
@@ -127,24 +136,40 @@ struct Compress[dtype: DType, head_dim: Int, kpool: Int](KernelCall):
 
     @inline(.always)
     def compress_channels[
-        width: Int
-    ](self, row: Int, first_member_row: Int, channel: Int):
-        """The row body: `width` channels of one output row.
+        lanes: Lanes, channels: Int
+    ](
+        self,
+        row: Int,
+        first_member_row: Int,
+        ape: ReadPointer[DType.float32],
+        first_channel: Int,
+    ):
+        """The row body: `channels` channels of one output row.
 
         Parameters:
-            width: Channels.
+            lanes: Channels to pool at a time, and their order.
+            channels: Channels, a multiple of the lanes.
 
         Args:
             row: Output row; it becomes zero if no pool goes there.
             first_member_row: What `first_member_row` returns for it.
-            channel: First channel.
+            ape: The position embedding, in the order of the lanes.
+            first_channel: First channel.
         """
-        var pooled = SIMD[Self.dtype, width](0)
         if first_member_row >= 0:
-            pooled = pool_from_rows[width, Self.kpool](
-                self.tokens, self.ape, first_member_row, channel
+            pool_channels[lanes, channels](
+                WholePool[Self.dtype, Self.head_dim, Self.kpool](
+                    self.tokens, first_member_row
+                ),
+                ape,
+                self.pooled,
+                row,
+                first_channel,
             )
-        store(self.pooled, row * Self.head_dim + channel, pooled)
+        else:
+            store_zero[lanes.width, channels](
+                self.pooled, row * Self.head_dim + first_channel
+            )
 
     def check(self) raises:
         """Refuses a bad batch before anything is written.
@@ -186,16 +211,28 @@ struct Compress[dtype: DType, head_dim: Int, kpool: Int](KernelCall):
         """
         return 2 * Self.kpool * Self.head_dim
 
-    def run_task(self, task: Int):
-        """Pools one output row on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Pools some output rows on the CPU.
 
         Args:
-            task: The row.
+            first: First row.
+            last: Row after the last one.
         """
-        comptime WIDTH = cpu_vector_width[Self.head_dim]()
-        var first_member_row = self.first_member_row(task)
-        for channel in range(0, Self.head_dim, WIDTH):
-            self.compress_channels[WIDTH](task, first_member_row, channel)
+        comptime LANES = cpu_lanes[Self.dtype, Self.head_dim]()
+        var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
+        var request = self.owner(first)
+        for row in range(first, last):
+            request = next_owner_of(
+                self.pool_row_offsets, self.batch.requests, row, request
+            )
+            var first_member_row = self.first_member_row(row, request)
+            self.tokens.prefetch(
+                first_member_row + PREFETCHED_POOLS * Self.kpool, Self.kpool
+            )
+            self.compress_channels[LANES, Self.head_dim](
+                row, first_member_row, ape.data, 0
+            )
+        _ = ape^
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.
@@ -203,7 +240,7 @@ struct Compress[dtype: DType, head_dim: Int, kpool: Int](KernelCall):
         Returns:
             Threads.
         """
-        return self.rows * (Self.head_dim // Self.GPU_WIDTH)
+        return self.rows * (Self.head_dim // Self.GPU_LANES.width)
 
     def run_thread(self, thread: Int, threads: Int):
         """Does one GPU thread's share: every `threads`-th vector.
@@ -212,11 +249,14 @@ struct Compress[dtype: DType, head_dim: Int, kpool: Int](KernelCall):
             thread: Index of the thread in the grid.
             threads: Threads in the grid.
         """
-        comptime LANES = Self.head_dim // Self.GPU_WIDTH
+        comptime LANES = Self.head_dim // Self.GPU_LANES.width
         for item in range(thread, self.threads(), threads):
             var row = item // LANES
-            self.compress_channels[Self.GPU_WIDTH](
-                row, self.first_member_row(row), item % LANES * Self.GPU_WIDTH
+            self.compress_channels[Self.GPU_LANES, Self.GPU_LANES.width](
+                row,
+                self.first_member_row(row, self.owner(row)),
+                self.ape,
+                item % LANES * Self.GPU_LANES.width,
             )
 
 

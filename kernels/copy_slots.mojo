@@ -144,14 +144,16 @@ struct CopySlots[dtype: DType, slot_size: Int, into_ring: Bool](KernelCall):
         """
         return Self.slot_size
 
-    def run_task(self, task: Int):
-        """Copies one slot on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Copies some slots on the CPU.
 
         Args:
-            task: Index of the pair.
+            first: First pair.
+            last: Pair after the last one.
         """
-        for vector in range(Self.VECTORS):
-            self.copy_vector(task, vector)
+        for pair in range(first, last):
+            for vector in range(Self.VECTORS):
+                self.copy_vector(pair, vector)
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.

@@ -163,13 +163,15 @@ struct ExpandTopk[kpool: Int, pool_topk: Int, always_select_tail: Bool](
         """
         return Self.pool_topk + Self.COLUMNS
 
-    def run_task(self, task: Int):
-        """Expands one query's selection on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Expands some queries' selections on the CPU.
 
         Args:
-            task: Token row of the query.
+            first: First token row.
+            last: Token row after the last one.
         """
-        self.expand[1](task, 0)
+        for row in range(first, last):
+            self.expand[1](row, 0)
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.

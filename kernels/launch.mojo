@@ -61,11 +61,12 @@ trait KernelCall(DevicePassable, TrivialRegisterPassable):
         """
         ...
 
-    def run_task(self, task: Int):
-        """Does one unit of work on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Does some units of work on the CPU.
 
         Args:
-            task: Index of the task.
+            first: First task.
+            last: Task after the last one.
         """
         ...
 
@@ -140,21 +141,30 @@ def run_cpu[Call: KernelCall](call: Call) raises:
         tasks,
     )
     if workers <= 1:
-        _run_tasks(call, 0, tasks)
+        run_tasks(call, 0, tasks)
         return
 
     def work(worker: Int) {imm}:
-        _run_tasks(
+        run_tasks(
             call, worker * tasks // workers, (worker + 1) * tasks // workers
         )
 
     sync_parallelize(work, workers)
 
 
-def _run_tasks[Call: KernelCall](call: Call, first: Int, last: Int):
+def run_tasks[Call: KernelCall](call: Call, first: Int, last: Int):
+    """Runs some of a call's tasks on the calling thread, unchecked.
+
+    Parameters:
+        Call: The op's call.
+
+    Args:
+        call: The call.
+        first: First task.
+        last: Task after the last one.
+    """
     with GradualUnderflow():
-        for task in range(first, last):
-            call.run_task(task)
+        call.run_tasks(first, last)
 
 
 @inline(.always)

@@ -105,6 +105,39 @@ def owner_of[
     return low - 1
 
 
+@inline(.always)
+def next_owner_of[
+    extra: Int = 0, divisor: Int = 1
+](
+    offsets: ReadPointer[DType.uint32], requests: Int, row: Int, owner: Int
+) -> Int:
+    """Finds the request that owns an output row, coming from a row before it.
+
+    The parameters and the rule are `owner_of`'s. A walk through all rows takes
+    one step a row and one a request.
+
+    Parameters:
+        extra: Rows added for every request.
+        divisor: Offsets per row.
+
+    Args:
+        offsets: Offsets per request, not decreasing.
+        requests: Requests in the batch.
+        row: The output row.
+        owner: The earlier row's owner.
+
+    Returns:
+        The request, or -1 if even the first one starts later.
+    """
+    var next = owner + 1
+    while (
+        next < requests
+        and (Int(load[1](offsets, next)) + next * extra) // divisor <= row
+    ):
+        next += 1
+    return next - 1
+
+
 struct RaggedBatch(TrivialRegisterPassable):
     """The row tables of a ragged batch."""
 

@@ -3,18 +3,19 @@
 from layout import TileTensor
 
 from .launch import KernelCall, block_threads
-from .members import pool_from_rows, pool_pending
-from .ragged import Chunk, RaggedBatch, check_requests, owner_of
+from .lanes import LaneTable, Lanes, cpu_lanes, gpu_lanes
+from .members import PendingPool, WholePool, pool_channels
+from .ragged import Chunk, RaggedBatch, check_requests, next_owner_of, owner_of
 from .ring import TailRing
-from .tokens import TokenRows
+from .tokens import PREFETCHED_POOLS, TokenRows
 from .vectors import (
     ReadPointer,
     WritePointer,
-    cpu_vector_width,
-    gpu_vector_width,
+    cpu_copy_width,
     load,
     readable,
     store,
+    store_zero,
     writable,
 )
 
@@ -51,9 +52,7 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
     """The op's name."""
     comptime BLOCK_THREADS = block_threads[Self.head_dim]()
     """The most threads a GPU block may have."""
-    comptime GPU_WIDTH = gpu_vector_width[
-        Self.dtype, Self.head_dim, Self.kpool
-    ]()
+    comptime GPU_LANES = gpu_lanes[Self.dtype, Self.head_dim, Self.kpool]()
     """Channels a GPU thread takes."""
 
     var pooled: WritePointer[Self.dtype]
@@ -146,34 +145,20 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         return slot < self.tail.max_slots and self.batch.is_sound(chunk)
 
     @inline(.always)
-    def write[
-        width: Int
-    ](self, row: Int, pool: Int, pooled: SIMD[Self.dtype, width], channel: Int):
-        """Writes `width` channels of an output row, and its id with channel 0.
+    def update_request[
+        lanes: Lanes, copy_width: Int, channels: Int
+    ](self, request: Int, ape: ReadPointer[DType.float32], first_channel: Int,):
+        """The body of a request's unit, for `channels` channels.
 
         Parameters:
-            width: Channels.
-
-        Args:
-            row: Output row.
-            pool: Pool id, or -1.
-            pooled: The pooled key's channels.
-            channel: First channel.
-        """
-        store(self.pooled, row * Self.head_dim + channel, pooled)
-        if channel == 0:
-            store[width=1](self.closed_pool, row, Int32(pool))
-
-    @inline(.always)
-    def update_request[width: Int](self, request: Int, channel: Int):
-        """The body of a request's unit, for `width` channels.
-
-        Parameters:
-            width: Channels.
+            lanes: Channels to pool at a time, and their order.
+            copy_width: Channels to copy at a time.
+            channels: Channels, a multiple of both.
 
         Args:
             request: Index in the batch.
-            channel: First channel.
+            ape: The position embedding, in the order of the lanes.
+            first_channel: First channel.
         """
         var slot = Int(load[1](self.slot_idx, request))
         var chunk = self.batch.chunk(request)
@@ -181,37 +166,55 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
             return
         var row = self.first_output_row(request)
         if chunk.closes_pending[Self.kpool]() and row < self.rows:
-            var pooled = pool_pending[width, Self.kpool](
-                self.tail, slot, self.tokens, self.ape, chunk, channel
+            pool_channels[lanes, channels](
+                PendingPool[Self.dtype, Self.head_dim, Self.kpool](
+                    self.tail, slot, self.tokens, chunk
+                ),
+                ape,
+                self.pooled,
+                row,
+                first_channel,
             )
-            self.write(row, chunk.first_position // Self.kpool, pooled, channel)
+            if first_channel == 0:
+                var pool = chunk.first_position // Self.kpool
+                store[width=1](self.closed_pool, row, Int32(pool))
         var end = chunk.end_position()
-        for position in range(
-            max(chunk.first_position, end - Self.ring_len), end
-        ):
-            var token = chunk.row(position)
-            self.tail.stash(
-                slot,
-                position,
-                channel,
-                self.tokens.key[width](token, channel),
-                self.tokens.score[width](token, channel),
-            )
+        var newest = max(chunk.first_position, end - Self.ring_len)
+        self.tail.stash[copy_width, channels](
+            slot,
+            newest,
+            self.tokens,
+            chunk.row(newest),
+            first_channel,
+            end - newest,
+        )
 
     @inline(.always)
-    def plan_row(self, row: Int) -> OutputRow:
-        """Finds what an output row holds.
+    def owner(self, row: Int) -> Int:
+        """Finds the request that an output row belongs to.
 
         Args:
             row: Output row.
 
         Returns:
+            The request, or -1.
+        """
+        return owner_of[extra=Self.kpool - 1, divisor=Self.kpool](
+            self.batch.input_row_offsets, self.batch.requests, row
+        )
+
+    @inline(.always)
+    def plan_row(self, row: Int, request: Int) -> OutputRow:
+        """Finds what an output row holds.
+
+        Args:
+            row: Output row.
+            request: The request that it belongs to, or -1.
+
+        Returns:
             Its pool and where the members are.
         """
         var plan = OutputRow(pool=-1, first_member_row=0, is_pending=False)
-        var request = owner_of[extra=Self.kpool - 1, divisor=Self.kpool](
-            self.batch.input_row_offsets, self.batch.requests, row
-        )
         if request < 0:
             return plan
         var chunk = self.batch.chunk(request)
@@ -225,25 +228,45 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         return plan
 
     @inline(.always)
-    def update_row[width: Int](self, row: Int, plan: OutputRow, channel: Int):
-        """The body of an output row's unit, for `width` channels.
+    def update_row[
+        lanes: Lanes, channels: Int
+    ](
+        self,
+        row: Int,
+        plan: OutputRow,
+        ape: ReadPointer[DType.float32],
+        first_channel: Int,
+    ):
+        """The body of an output row's unit, for `channels` channels.
 
         Parameters:
-            width: Channels.
+            lanes: Channels to pool at a time, and their order.
+            channels: Channels, a multiple of the lanes.
 
         Args:
             row: Output row.
             plan: What it holds; a pending pool is its request's to write.
-            channel: First channel.
+            ape: The position embedding, in the order of the lanes.
+            first_channel: First channel.
         """
         if plan.is_pending:
             return
-        var pooled = SIMD[Self.dtype, width](0)
         if plan.pool >= 0:
-            pooled = pool_from_rows[width, Self.kpool](
-                self.tokens, self.ape, plan.first_member_row, channel
+            pool_channels[lanes, channels](
+                WholePool[Self.dtype, Self.head_dim, Self.kpool](
+                    self.tokens, plan.first_member_row
+                ),
+                ape,
+                self.pooled,
+                row,
+                first_channel,
             )
-        self.write(row, plan.pool, pooled, channel)
+        else:
+            store_zero[lanes.width, channels](
+                self.pooled, row * Self.head_dim + first_channel
+            )
+        if first_channel == 0:
+            store[width=1](self.closed_pool, row, Int32(plan.pool))
 
     def check(self) raises:
         """Refuses a bad batch before anything is written.
@@ -271,21 +294,34 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         """
         return 2 * max(Self.kpool, Self.ring_len) * Self.head_dim
 
-    def run_task(self, task: Int):
-        """Does one unit on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Does some units on the CPU.
 
         Args:
-            task: Index of the unit.
+            first: First unit.
+            last: Unit after the last one.
         """
-        comptime WIDTH = cpu_vector_width[Self.head_dim]()
-        if task < self.batch.requests:
-            for channel in range(0, Self.head_dim, WIDTH):
-                self.update_request[WIDTH](task, channel)
-            return
-        var row = task - self.batch.requests
-        var plan = self.plan_row(row)
-        for channel in range(0, Self.head_dim, WIDTH):
-            self.update_row[WIDTH](row, plan, channel)
+        comptime LANES = cpu_lanes[Self.dtype, Self.head_dim]()
+        comptime COPY_WIDTH = cpu_copy_width[Self.dtype, Self.head_dim]()
+        var requests = self.batch.requests
+        var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
+        for request in range(first, min(last, requests)):
+            self.update_request[LANES, COPY_WIDTH, Self.head_dim](
+                request, ape.data, 0
+            )
+        var first_row = max(first - requests, 0)
+        var request = self.owner(first_row)
+        for row in range(first_row, last - requests):
+            request = next_owner_of[extra=Self.kpool - 1, divisor=Self.kpool](
+                self.batch.input_row_offsets, requests, row, request
+            )
+            var plan = self.plan_row(row, request)
+            self.tokens.prefetch(
+                plan.first_member_row + PREFETCHED_POOLS * Self.kpool,
+                Self.kpool,
+            )
+            self.update_row[LANES, Self.head_dim](row, plan, ape.data, 0)
+        _ = ape^
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.
@@ -293,7 +329,7 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         Returns:
             Threads.
         """
-        return self.tasks() * (Self.head_dim // Self.GPU_WIDTH)
+        return self.tasks() * (Self.head_dim // Self.GPU_LANES.width)
 
     def run_thread(self, thread: Int, threads: Int):
         """Does one GPU thread's share: every `threads`-th vector.
@@ -302,13 +338,15 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
             thread: Index of the thread in the grid.
             threads: Threads in the grid.
         """
-        comptime LANES = Self.head_dim // Self.GPU_WIDTH
+        comptime LANES = Self.head_dim // Self.GPU_LANES.width
         for item in range(thread, self.threads(), threads):
-            var channel = item % LANES * Self.GPU_WIDTH
+            var channel = item % LANES * Self.GPU_LANES.width
             var row = item // LANES - self.batch.requests
             if row < 0:
-                self.update_request[Self.GPU_WIDTH](item // LANES, channel)
+                self.update_request[
+                    Self.GPU_LANES, Self.GPU_LANES.width, Self.GPU_LANES.width
+                ](item // LANES, self.ape, channel)
             else:
-                self.update_row[Self.GPU_WIDTH](
-                    row, self.plan_row(row), channel
+                self.update_row[Self.GPU_LANES, Self.GPU_LANES.width](
+                    row, self.plan_row(row, self.owner(row)), self.ape, channel
                 )

@@ -2,7 +2,8 @@
 
 from layout import TensorLayout, TileTensor
 
-from .vectors import WritePointer, load, store, writable
+from .tokens import TokenRows
+from .vectors import WritePointer, store, writable
 
 comptime KEY_PLANE = 0
 """Index of the keys on axis 1."""
@@ -79,68 +80,66 @@ struct TailRing[dtype: DType, head_dim: Int, ring_len: Int](
         self.max_slots = Int(tail.dim[0]())
 
     @inline(.always)
-    def offset(self, slot: Int, plane: Int, position: Int, channel: Int) -> Int:
-        """Locates one channel of one entry, in elements from `data`.
+    def _index(self, position: Int) -> Int:
+        return Int(UInt(position) % UInt(Self.ring_len))
+
+    @inline(.always)
+    def _at(
+        self, slot: Int, plane: Int, index: Int
+    ) -> WritePointer[Self.dtype]:
+        # 64-bit: a ring may pass 2**31 elements.
+        var row = (slot * PLANES + plane) * Self.ring_len + index
+        return self.data.unsafe_offset(row * Self.head_dim)
+
+    @inline(.always)
+    def entry(
+        self, slot: Int, plane: Int, position: Int
+    ) -> WritePointer[Self.dtype]:
+        """Finds one entry.
 
         Args:
             slot: The request's slot, below `max_slots`.
             plane: `KEY_PLANE` or `GATE_PLANE`.
             position: Absolute position of the token, not negative.
-            channel: First channel wanted.
 
         Returns:
-            The element's offset. 64-bit: a ring may pass 2**31 elements.
+            The entry's first channel.
         """
-        var entry = Int(UInt(position) % UInt(Self.ring_len))
-        var row = (slot * PLANES + plane) * Self.ring_len + entry
-        return row * Self.head_dim + channel
-
-    @inline(.always)
-    def load[
-        width: Int
-    ](self, slot: Int, plane: Int, position: Int, channel: Int) -> SIMD[
-        Self.dtype, width
-    ]:
-        """Reads `width` channels of one entry.
-
-        Parameters:
-            width: Channels to read.
-
-        Args:
-            slot: The request's slot.
-            plane: `KEY_PLANE` or `GATE_PLANE`.
-            position: Absolute position of the token.
-            channel: First channel wanted.
-
-        Returns:
-            The channels.
-        """
-        return load[width](
-            self.data, self.offset(slot, plane, position, channel)
-        )
+        return self._at(slot, plane, self._index(position))
 
     @inline(.always)
     def stash[
-        width: Int, //
+        width: Int, channels: Int
     ](
         self,
         slot: Int,
         position: Int,
-        channel: Int,
-        key: SIMD[Self.dtype, width],
-        gate: SIMD[Self.dtype, width],
+        tokens: TokenRows[Self.dtype, Self.head_dim],
+        row: Int,
+        first_channel: Int,
+        count: Int = 1,
     ):
-        """Writes `width` channels of one token's key and gate score.
+        """Writes `channels` channels of tokens' keys and gate scores.
 
         Parameters:
-            width: Channels to write.
+            width: Channels to copy at a time.
+            channels: Channels to copy, a multiple of `width`.
 
         Args:
             slot: The request's slot.
-            position: Absolute position of the token.
-            channel: First channel to write.
-            key: The token's key.
-            gate: The token's gate score.
+            position: Absolute position of the first token.
+            tokens: This call's tokens.
+            row: The first token's row.
+            first_channel: First channel to copy.
+            count: Tokens, side by side.
         """
-        store(self.data, self.offset(slot, KEY_PLANE, position, channel), key)
-        store(self.data, self.offset(slot, GATE_PLANE, position, channel), gate)
+        var index = self._index(position)
+        for token in range(row, row + count):
+            var key = self._at(slot, KEY_PLANE, index)
+            var score = self._at(slot, GATE_PLANE, index)
+            for vector in range(channels // width):
+                var channel = first_channel + vector * width
+                store(key, channel, tokens.key[width](token, channel))
+                store(score, channel, tokens.score[width](token, channel))
+            # A division a token would cost a GPU more than the copy.
+            index = index + 1 if index + 1 < Self.ring_len else 0

@@ -5,18 +5,18 @@ from layout import TensorLayout, TileTensor
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA
 
 from .launch import KernelCall, block_threads, run_grid_thread
-from .members import pool_pending
+from .lanes import LaneTable, Lanes, cpu_lanes, gpu_lanes
+from .members import PendingPool, pool_channels
 from .ragged import RaggedBatch, check_requests
 from .ring import TailRing, ring_len_of
 from .tokens import TokenRows
 from .vectors import (
     ReadPointer,
     WritePointer,
-    cpu_vector_width,
-    gpu_vector_width,
     load,
     readable,
     store,
+    store_zero,
     writable,
 )
 
@@ -37,9 +37,7 @@ struct RingClose[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
     """The op's name."""
     comptime BLOCK_THREADS = block_threads[Self.head_dim]()
     """The most threads a GPU block may have."""
-    comptime GPU_WIDTH = gpu_vector_width[
-        Self.dtype, Self.head_dim, Self.kpool
-    ]()
+    comptime GPU_LANES = gpu_lanes[Self.dtype, Self.head_dim, Self.kpool]()
     """Channels a GPU thread takes."""
 
     var pooled: WritePointer[Self.dtype]
@@ -100,20 +98,23 @@ struct RingClose[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         self.slot_idx = readable(slot_idx)
 
     @inline(.always)
-    def close_channels[width: Int](self, request: Int, channel: Int):
-        """The row body: `width` channels of one request.
+    def close_channels[
+        lanes: Lanes, channels: Int
+    ](self, request: Int, ape: ReadPointer[DType.float32], first_channel: Int,):
+        """The row body: `channels` channels of one request.
 
         Parameters:
-            width: Channels.
+            lanes: Channels to pool at a time, and their order.
+            channels: Channels, a multiple of the lanes.
 
         Args:
             request: Index in the batch. One that completes no pending pool, or
                 is unsound, gets zero and -1.
-            channel: First channel.
+            ape: The position embedding, in the order of the lanes.
+            first_channel: First channel.
         """
         var slot = Int(load[1](self.slot_idx, request))
         var chunk = self.batch.chunk(request)
-        var pooled = SIMD[Self.dtype, width](0)
         var pool = -1
         if (
             slot < self.tail.max_slots
@@ -121,11 +122,20 @@ struct RingClose[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
             and chunk.closes_pending[Self.kpool]()
         ):
             pool = chunk.first_position // Self.kpool
-            pooled = pool_pending[width, Self.kpool](
-                self.tail, slot, self.tokens, self.ape, chunk, channel
+            pool_channels[lanes, channels](
+                PendingPool[Self.dtype, Self.head_dim, Self.kpool](
+                    self.tail, slot, self.tokens, chunk
+                ),
+                ape,
+                self.pooled,
+                request,
+                first_channel,
             )
-        store(self.pooled, request * Self.head_dim + channel, pooled)
-        if channel == 0:
+        else:
+            store_zero[lanes.width, channels](
+                self.pooled, request * Self.head_dim + first_channel
+            )
+        if first_channel == 0:
             store[width=1](self.closed_pool, request, Int32(pool))
 
     def check(self) raises:
@@ -154,15 +164,18 @@ struct RingClose[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         """
         return 2 * Self.kpool * Self.head_dim
 
-    def run_task(self, task: Int):
-        """Closes one request's pool on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Closes some requests' pools on the CPU.
 
         Args:
-            task: The request.
+            first: First request.
+            last: Request after the last one.
         """
-        comptime WIDTH = cpu_vector_width[Self.head_dim]()
-        for channel in range(0, Self.head_dim, WIDTH):
-            self.close_channels[WIDTH](task, channel)
+        comptime LANES = cpu_lanes[Self.dtype, Self.head_dim]()
+        var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
+        for request in range(first, last):
+            self.close_channels[LANES, Self.head_dim](request, ape.data, 0)
+        _ = ape^
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.
@@ -170,7 +183,7 @@ struct RingClose[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         Returns:
             Threads.
         """
-        return self.batch.requests * (Self.head_dim // Self.GPU_WIDTH)
+        return self.batch.requests * (Self.head_dim // Self.GPU_LANES.width)
 
     def run_thread(self, thread: Int, threads: Int):
         """Does one GPU thread's share: every `threads`-th vector.
@@ -179,10 +192,10 @@ struct RingClose[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
             thread: Index of the thread in the grid.
             threads: Threads in the grid.
         """
-        comptime LANES = Self.head_dim // Self.GPU_WIDTH
+        comptime LANES = Self.head_dim // Self.GPU_LANES.width
         for item in range(thread, self.threads(), threads):
-            self.close_channels[Self.GPU_WIDTH](
-                item // LANES, item % LANES * Self.GPU_WIDTH
+            self.close_channels[Self.GPU_LANES, Self.GPU_LANES.width](
+                item // LANES, self.ape, item % LANES * Self.GPU_LANES.width
             )
 
 

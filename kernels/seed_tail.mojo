@@ -10,7 +10,7 @@ from .ring import TailRing, ring_len_of
 from .tokens import TokenRows
 from .vectors import (
     ReadPointer,
-    cpu_vector_width,
+    cpu_copy_width,
     gpu_vector_width,
     load,
     readable,
@@ -33,9 +33,8 @@ struct SeedTail[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
     """The op's name."""
     comptime BLOCK_THREADS = block_threads[Self.head_dim]()
     """The most threads a GPU block may have."""
-    comptime GPU_WIDTH = gpu_vector_width[
-        Self.dtype, Self.head_dim, Self.kpool
-    ]()
+    # A thread holds one token, not the members of a pool.
+    comptime GPU_WIDTH = gpu_vector_width[Self.dtype, Self.head_dim, 1]()
     """Channels a GPU thread takes."""
     comptime MAX_TAIL = Self.kpool - 1
     """The most tokens a request leaves behind."""
@@ -84,19 +83,20 @@ struct SeedTail[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
 
     @inline(.always)
     def seed_channels[
-        width: Int
-    ](self, slot: Int, chunk: Chunk, member: Int, channel: Int):
-        """The row body: `width` channels of one token that stays behind.
+        width: Int, channels: Int
+    ](self, slot: Int, chunk: Chunk, member: Int, first_channel: Int):
+        """The row body: `channels` channels of one token that stays behind.
 
         Parameters:
-            width: Channels.
+            width: Channels to copy at a time.
+            channels: Channels, a multiple of `width`.
 
         Args:
             slot: The request's slot.
             chunk: The request's chunk.
             member: Which of its trailing tokens, from 0; one that it does not
                 have is skipped, and so is a request that is unsound.
-            channel: First channel.
+            first_channel: First channel.
         """
         var end = chunk.end_position()
         var position = member + max(
@@ -107,13 +107,8 @@ struct SeedTail[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
             and slot < self.tail.max_slots
             and self.batch.is_sound(chunk)
         ):
-            var row = chunk.row(position)
-            self.tail.stash(
-                slot,
-                position,
-                channel,
-                self.tokens.key[width](row, channel),
-                self.tokens.score[width](row, channel),
+            self.tail.stash[width, channels](
+                slot, position, self.tokens, chunk.row(position), first_channel
             )
 
     def check(self) raises:
@@ -142,18 +137,19 @@ struct SeedTail[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         """
         return 2 * Self.MAX_TAIL * Self.head_dim
 
-    def run_task(self, task: Int):
-        """Seeds one request on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Seeds some requests on the CPU.
 
         Args:
-            task: The request.
+            first: First request.
+            last: Request after the last one.
         """
-        comptime WIDTH = cpu_vector_width[Self.head_dim]()
-        var slot = Int(load[1](self.slot_idx, task))
-        var chunk = self.batch.chunk(task)
-        for member in range(min(chunk.count(), Self.MAX_TAIL)):
-            for channel in range(0, Self.head_dim, WIDTH):
-                self.seed_channels[WIDTH](slot, chunk, member, channel)
+        comptime WIDTH = cpu_copy_width[Self.dtype, Self.head_dim]()
+        for request in range(first, last):
+            var slot = Int(load[1](self.slot_idx, request))
+            var chunk = self.batch.chunk(request)
+            for member in range(min(chunk.count(), Self.MAX_TAIL)):
+                self.seed_channels[WIDTH, Self.head_dim](slot, chunk, member, 0)
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.
@@ -174,7 +170,7 @@ struct SeedTail[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         comptime LANES = Self.head_dim // Self.GPU_WIDTH
         for item in range(thread, self.threads(), threads):
             var request = item // LANES // Self.MAX_TAIL
-            self.seed_channels[Self.GPU_WIDTH](
+            self.seed_channels[Self.GPU_WIDTH, Self.GPU_WIDTH](
                 Int(load[1](self.slot_idx, request)),
                 self.batch.chunk(request),
                 item // LANES % Self.MAX_TAIL,

@@ -1,23 +1,24 @@
 """`mo.mla.kpool.tail_update`: decode stashes tokens and closes pools."""
 
-from std.math import ceildiv
+from std.math import ceildiv, gcd
 from std.utils.static_tuple import StaticTuple
 from layout import TensorLayout, TileTensor
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA
 
 from .checks import SlotOwners
 from .launch import KernelCall, block_threads, run_grid_thread
-from .members import pool_from_ring
+from .lanes import LaneTable, Lanes, cpu_lanes
+from .members import PendingPool, pool_channels
 from .ring import TailRing, ring_len_of
 from .tokens import TokenRows
 from .vectors import (
     ReadPointer,
     WritePointer,
-    cpu_vector_width,
-    gpu_vector_width,
+    cpu_copy_width,
     load,
     readable,
     store,
+    store_zero,
     writable,
 )
 
@@ -57,9 +58,9 @@ struct TailUpdate[
     """The op's name."""
     comptime BLOCK_THREADS = block_threads[Self.head_dim]()
     """The most threads a GPU block may have."""
-    comptime GPU_WIDTH = gpu_vector_width[
-        Self.dtype, Self.head_dim, Self.kpool
-    ]()
+    # A decode step is small, so its time on a GPU is launch and latency: more
+    # threads with less to do each beat wide accesses.
+    comptime GPU_LANES = Lanes(gcd(Self.head_dim, 2), False)
     """Channels a GPU thread takes."""
     comptime MAX_CLOSED = ceildiv(Self.next_n, Self.kpool)
     """Columns of `pooled` and `closed_pool`: the most pools a row can close."""
@@ -147,8 +148,12 @@ struct TailUpdate[
             gapless=True,
             misplaced_token=-1,
         )
+        # Together, so that no read waits for what another one finds.
+        var positions = Array[Int, Self.next_n](fill=0)
         comptime for token in range(Self.next_n):
-            var position = self.position(row, token)
+            positions[token] = self.position(row, token)
+        comptime for token in range(Self.next_n):
+            var position = positions[token]
             if position >= 0:
                 if step.count == 0:
                     step.first_token = token
@@ -180,49 +185,53 @@ struct TailUpdate[
         )
 
     @inline(.always)
-    def close[
-        width: Int
-    ](self, row: Int, step: DecodeStep, pool: Int, channel: Int) -> SIMD[
-        Self.dtype, width
-    ]:
-        """Pools `width` channels of a pool that this row completes.
-
-        Parameters:
-            width: Channels.
+    def members(
+        self, row: Int, step: DecodeStep, pool: Int
+    ) -> PendingPool[Self.dtype, Self.head_dim, Self.kpool]:
+        """Locates the members of a pool that this row completes.
 
         Args:
             row: Batch row.
             step: The row's plan.
             pool: Pool id.
-            channel: First channel.
 
         Returns:
-            The pooled key's channels.
+            The members.
         """
         var rows = Array[Int, Self.kpool](fill=0)
-        comptime for member in range(Self.kpool):
+        # Too old for this call, where it can complete one pool only.
+        comptime in_ring = max(
+            Self.kpool - Self.next_n, 0
+        ) if Self.MAX_CLOSED == 1 else 0
+        comptime for member in range(in_ring, Self.kpool):
             var position = pool * Self.kpool + member
             var token = step.first_token + position - step.first_position
             if not step.gapless and position >= step.first_position:
                 while self.position(row, token) != position:
                     token += 1
             rows[member] = row * Self.next_n + token
-        return pool_from_ring[width](
+        return PendingPool[Self.dtype, Self.head_dim, Self.kpool].__init__[
+            in_ring=in_ring
+        ](
             self.tail,
             step.slot,
             self.tokens,
-            self.ape,
             pool,
             step.first_position,
             rows,
-            channel,
         )
 
     @inline(.always)
     def update_channels[
-        width: Int
-    ](self, row: Int, step: DecodeStep, channel: Int):
-        """The row body: `width` channels of one row, from reads to stores.
+        lanes: Lanes, copy_width: Int, channels: Int
+    ](
+        self,
+        row: Int,
+        step: DecodeStep,
+        ape: ReadPointer[DType.float32],
+        first_channel: Int,
+    ):
+        """The row body: `channels` channels of one row, from reads to stores.
 
         Pools that the row completes are closed first and its tokens stashed
         afterwards. Channels never meet, so they may run in any order. Unused
@@ -230,43 +239,53 @@ struct TailUpdate[
         0.
 
         Parameters:
-            width: Channels.
+            lanes: Channels to pool at a time, and their order.
+            copy_width: Channels to copy at a time.
+            channels: Channels, a multiple of both.
 
         Args:
             row: Batch row.
             step: The row's plan.
-            channel: First channel.
+            ape: The position embedding, in the order of the lanes.
+            first_channel: First channel.
         """
+        var sound = self.is_sound(step)
         var closing = 0
         var first_pool = step.first_position // Self.kpool
-        if self.is_sound(step):
+        if sound:
             closing = (
                 step.first_position + step.count
             ) // Self.kpool - first_pool
-        comptime for column in range(Self.MAX_CLOSED):
+        for column in range(Self.MAX_CLOSED):
             var cell = row * Self.MAX_CLOSED + column
-            var pooled = SIMD[Self.dtype, width](0)
+            var pool = -1
             if column < closing:
-                pooled = self.close[width](
-                    row, step, first_pool + column, channel
+                pool = first_pool + column
+                pool_channels[lanes, channels](
+                    self.members(row, step, pool),
+                    ape,
+                    self.pooled,
+                    cell,
+                    first_channel,
                 )
-            store(self.pooled, cell * Self.head_dim + channel, pooled)
-            if channel == 0:
-                var pool = first_pool + column if column < closing else -1
+            else:
+                store_zero[copy_width, channels](
+                    self.pooled, cell * Self.head_dim + first_channel
+                )
+            if first_channel == 0:
                 store[width=1](self.closed_pool, cell, Int32(pool))
-        if not self.is_sound(step):
+        if not sound:
             return
         # In order, so that with more tokens than entries the newest one stays.
         comptime for token in range(Self.next_n):
             var position = self.position(row, token)
             if position >= 0:
-                var source = row * Self.next_n + token
-                self.tail.stash(
+                self.tail.stash[copy_width, channels](
                     step.slot,
                     position,
-                    channel,
-                    self.tokens.key[width](source, channel),
-                    self.tokens.score[width](source, channel),
+                    self.tokens,
+                    row * Self.next_n + token,
+                    first_channel,
                 )
 
     def check(self) raises:
@@ -314,16 +333,21 @@ struct TailUpdate[
         """
         return (Self.next_n + Self.kpool) * Self.head_dim
 
-    def run_task(self, task: Int):
-        """Updates one batch row on the CPU.
+    def run_tasks(self, first: Int, last: Int):
+        """Updates some batch rows on the CPU.
 
         Args:
-            task: The row.
+            first: First row.
+            last: Row after the last one.
         """
-        comptime WIDTH = cpu_vector_width[Self.head_dim]()
-        var step = self.plan(task)
-        for channel in range(0, Self.head_dim, WIDTH):
-            self.update_channels[WIDTH](task, step, channel)
+        comptime LANES = cpu_lanes[Self.dtype, Self.head_dim]()
+        comptime COPY_WIDTH = cpu_copy_width[Self.dtype, Self.head_dim]()
+        var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
+        for row in range(first, last):
+            self.update_channels[LANES, COPY_WIDTH, Self.head_dim](
+                row, self.plan(row), ape.data, 0
+            )
+        _ = ape^
 
     def threads(self) -> Int:
         """Counts the GPU threads that leave none idle.
@@ -331,7 +355,7 @@ struct TailUpdate[
         Returns:
             Threads.
         """
-        return self.rows * (Self.head_dim // Self.GPU_WIDTH)
+        return self.rows * (Self.head_dim // Self.GPU_LANES.width)
 
     def run_thread(self, thread: Int, threads: Int):
         """Does one GPU thread's share: every `threads`-th vector.
@@ -340,11 +364,16 @@ struct TailUpdate[
             thread: Index of the thread in the grid.
             threads: Threads in the grid.
         """
-        comptime LANES = Self.head_dim // Self.GPU_WIDTH
+        comptime LANES = Self.head_dim // Self.GPU_LANES.width
         for item in range(thread, self.threads(), threads):
             var row = item // LANES
-            self.update_channels[Self.GPU_WIDTH](
-                row, self.plan(row), item % LANES * Self.GPU_WIDTH
+            self.update_channels[
+                Self.GPU_LANES, Self.GPU_LANES.width, Self.GPU_LANES.width
+            ](
+                row,
+                self.plan(row),
+                self.ape,
+                item % LANES * Self.GPU_LANES.width,
             )
 
 

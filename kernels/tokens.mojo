@@ -1,8 +1,14 @@
 """The tokens a call brings: their keys and gate scores."""
 
+from std.sys import size_of
+from std.sys.intrinsics import prefetch
 from layout import TileTensor
 
-from .vectors import ReadPointer, load, readable
+from .vectors import ReadPointer, WritePointer, load, readable
+
+comptime PREFETCHED_POOLS = 2
+"""How many pools ahead a CPU asks for tokens."""
+comptime _CACHE_LINE = 64
 
 
 struct TokenRows[dtype: DType, head_dim: Int](TrivialRegisterPassable):
@@ -68,3 +74,50 @@ struct TokenRows[dtype: DType, head_dim: Int](TrivialRegisterPassable):
             The channels.
         """
         return load[width](self.gate, row * Self.head_dim + channel)
+
+    @inline(.always)
+    def key_row(self, row: Int) -> WritePointer[Self.dtype]:
+        """Finds a token's key, to be read beside entries of the ring.
+
+        Args:
+            row: The token's row.
+
+        Returns:
+            Its first channel; not to be written.
+        """
+        return (
+            self.k.unsafe_offset(row * Self.head_dim)
+            .unsafe_mut_cast[True]()
+            .unsafe_origin_cast[MutUntrackedOrigin]()
+        )
+
+    @inline(.always)
+    def score_row(self, row: Int) -> WritePointer[Self.dtype]:
+        """Finds a token's gate scores, to be read beside entries of the ring.
+
+        Args:
+            row: The token's row.
+
+        Returns:
+            Its first channel; not to be written.
+        """
+        return (
+            self.gate.unsafe_offset(row * Self.head_dim)
+            .unsafe_mut_cast[True]()
+            .unsafe_origin_cast[MutUntrackedOrigin]()
+        )
+
+    @inline(.always)
+    def prefetch(self, first_row: Int, rows: Int):
+        """Asks a CPU for tokens before they are needed.
+
+        Args:
+            first_row: Row of the first token; any, existing or not.
+            rows: Tokens.
+        """
+        comptime LINE = max(_CACHE_LINE // size_of[Scalar[Self.dtype]](), 1)
+        for channel in range(
+            first_row * Self.head_dim, (first_row + rows) * Self.head_dim, LINE
+        ):
+            prefetch(self.k.unsafe_offset(channel))
+            prefetch(self.gate.unsafe_offset(channel))

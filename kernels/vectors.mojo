@@ -1,7 +1,7 @@
 """Vector loads and stores that are right for the target they compile for."""
 
 from std.math import gcd
-from std.sys import align_of, is_gpu, simd_width_of, size_of
+from std.sys import align_of, is_gpu, size_of
 from layout import TileTensor
 
 comptime ReadPointer[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
@@ -20,18 +20,20 @@ Parameters:
 comptime VECTOR_BYTES = 16
 """Widest access of a GPU thread."""
 comptime _GPU_POOL_REGISTERS = 64
+comptime _CPU_COPY_BYTES = 128
 
 
-def cpu_vector_width[head_dim: Int]() -> Int:
-    """Channels per CPU vector: float32 lanes, as far as they divide `head_dim`.
+def cpu_copy_width[dtype: DType, head_dim: Int]() -> Int:
+    """Channels that a CPU copies at a time.
 
     Parameters:
+        dtype: Element type of the ring.
         head_dim: Channels per key.
 
     Returns:
         A power of two that divides `head_dim`.
     """
-    return gcd(head_dim, simd_width_of[DType.float32]())
+    return gcd(head_dim, _CPU_COPY_BYTES // size_of[Scalar[dtype]]())
 
 
 def gpu_vector_width[dtype: DType, head_dim: Int, kpool: Int]() -> Int:
@@ -157,3 +159,22 @@ def store[
     data.unsafe_store[width=width, alignment=_alignment[dtype, width]()](
         offset, value
     )
+
+
+@inline(.always)
+def store_zero[
+    dtype: DType, //, width: Int, channels: Int
+](data: WritePointer[dtype], offset: Int):
+    """Stores zeros; the address rule is `load`'s.
+
+    Parameters:
+        dtype: Element type.
+        width: Elements to store at a time, a power of two.
+        channels: Elements to store, a multiple of `width`.
+
+    Args:
+        data: Base address.
+        offset: First element, in elements from `data`.
+    """
+    for vector in range(channels // width):
+        store(data, offset + vector * width, SIMD[dtype, width](0))
