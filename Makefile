@@ -3,15 +3,16 @@
 
 # The interpreter that makes the virtual environment.
 PYTHON ?= python3
-# More arguments for demo and the tests: make demo ARGS="--text my.txt"
+# More arguments for demo, tests and benchmarks: make demo ARGS="--text my.txt"
 ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PARITY := .venv-parity/.installed
+BENCH := .venv-bench/.installed
 COMMA := ,
 LINTERS := .venv/.linters
-MOJO_DIRS := kernels tests/kernels
+MOJO_DIRS := kernels tests/kernels benchmarks
 MBLACK := $(BIN)/mblack --fast --preview -t mojo
 
 .PHONY: help
@@ -33,6 +34,22 @@ test-slow: $(INSTALLED) ## run the slow tests: GPU compiles, wheel, demo
 .PHONY: test-parity
 test-parity: $(PARITY) ## compare with Hugging Face transformers (installs torch)
 	$(PARITY:.installed=bin)/python -m pytest tests/parity $(ARGS)
+
+.PHONY: bench
+bench: $(BENCH) ## time the ops beside their peers (installs torch, jax; an hour or so)
+	$(BENCH:.installed=bin)/python -m benchmarks run $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: $(BENCH) ## the same with fewer cases, in less than ten minutes
+	$(BENCH:.installed=bin)/python -m benchmarks run --quick $(ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: $(INSTALLED) ## pack the GPU benchmark for a machine with a GPU
+	$(BIN)/python -m benchmarks.gpu.pack $(ARGS)
+
+.PHONY: gate-gpu
+gate-gpu: $(INSTALLED) ## compare the kernels' GPU code with its table
+	$(BIN)/python -m benchmarks.gpu.gate $(ARGS)
 
 .PHONY: doctor
 doctor: $(INSTALLED) ## check this installation
@@ -62,7 +79,7 @@ venv: $(INSTALLED) ## install into .venv (PYTHON=python3.12 picks another Python
 
 .PHONY: clean
 clean: ## remove .venv, builds and caches
-	rm -rf .venv .venv-parity build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-parity .venv-bench build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Makes a virtual environment with this package and some of its extras.
@@ -87,6 +104,9 @@ $(INSTALLED): pyproject.toml
 
 $(PARITY): pyproject.toml
 	$(call install,test$(COMMA)parity)
+
+$(BENCH): pyproject.toml
+	$(call install,bench)
 
 $(LINTERS): $(INSTALLED)
 	@echo "Installing the linters into .venv."

@@ -79,10 +79,14 @@ def test_pixi_workspace_is_this_version_for_every_platform_with_max():
 @pytest.mark.parametrize("name", TASKS)
 def test_pixi_task_runs_the_commands_of_the_make_target(name):
     # Told that the stamps are old news, make prints the target's own recipe.
-    stamps = ("-o", ".venv/.installed", "-o", ".venv/.linters")
-    recipe = run("make", "--no-print-directory", "-n", *stamps, name, cwd=ROOT)
-    commands = [line.strip() for line in recipe.splitlines()]
-    assert TASKS[name]["cmd"].strip() == " && ".join(commands).replace(".venv/bin/", "")
+    environments = (".venv", ".venv-bench")
+    stamps = [f"{each}/.installed" for each in environments] + [".venv/.linters"]
+    old = [argument for stamp in stamps for argument in ("-o", stamp)]
+    recipe = run("make", "--no-print-directory", "-n", *old, name, cwd=ROOT)
+    commands = " && ".join(line.strip() for line in recipe.splitlines())
+    for environment in environments:
+        commands = commands.replace(f"{environment}/bin/", "")
+    assert TASKS[name]["cmd"].strip() == commands
 
 
 @pytest.mark.parametrize("name", TASKS)
