@@ -28,9 +28,9 @@ PACKAGE_ROOT = Path(kpool_graph.__file__).parents[1]
 ROW = re.compile(r"│ (\S+\.txt) +│ +([\d,]+) │ +([\d,]+) │ +([\d,]+) │")
 
 APE_ROW_OFF = (
-    "pooling.mojo",
-    ".cast[DType.float32]() + ape[m]",
-    ".cast[DType.float32]() + ape[(m + 1) % kpool]",
+    "members.mojo",
+    "(ape, m * Members.head_dim + channel)",
+    "(ape, (m + 1) % Members.kpool * Members.head_dim + channel)",
 )
 WRONG_SLOT_IN_DECODE = (
     "tail_update.mojo",
@@ -39,8 +39,8 @@ WRONG_SLOT_IN_DECODE = (
 )
 WRONG_SLOT_IN_PREFILL = (
     "seed_tail.mojo",
-    "slot = Int(load[1](self.slot_idx, task))",
-    "slot = (Int(load[1](self.slot_idx, task)) + 1) % self.tail.max_slots",
+    "slot = Int(load[1](self.slot_idx, request))",
+    "slot = (Int(load[1](self.slot_idx, request)) + 1) % self.tail.max_slots",
 )
 
 
