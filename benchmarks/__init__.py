@@ -3,3 +3,8 @@
 `python -m benchmarks` runs the cases, `python -m benchmarks ops` prints the tables of
 a CSV and `python -m benchmarks plot` draws its figures.
 """
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The repository's root."""

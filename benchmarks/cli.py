@@ -10,11 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import machine, plot, rows, summary
+from . import ROOT, machine, plot, rows, summary
 from .cases import choose
 from .providers import NAMES, missing
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 QUICK_RESULTS = ROOT / "build" / "benchmarks"
 CSV = "cpu.csv"

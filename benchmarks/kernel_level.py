@@ -14,11 +14,10 @@ from pathlib import Path
 
 from mojo.run import subprocess_run_mojo
 
-from . import machine
+from . import ROOT, machine
 from .cases import CLOSING, OPEN, TAIL_UPDATE
 from .rows import COPY, KERNEL, OK, OURS, Row
 
-ROOT = Path(__file__).resolve().parents[1]
 PROGRAM = ROOT / "benchmarks" / "cpu" / "bodies.mojo"
 COLUMNS = (
     "case",

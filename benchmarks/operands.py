@@ -191,10 +191,13 @@ def _tolerance(case: Case, operands: dict[str, Array], exact: Array) -> Array:
             np.concatenate([mine, ring[:, plane].reshape(-1, HEAD_DIM)])
             for plane, mine in enumerate(tokens)
         ]
-    largest = [np.abs(reference.values(part)).max() for part in tokens]
-    logit = largest[1] + np.abs(operands["ape"]).max()
+    key, score = (
+        np.full((case.kpool, 1), np.abs(reference.values(part)).max(), np.float32)
+        for part in tokens
+    )
+    ape = np.abs(operands["ape"]).max(keepdims=True)
     spacing = reference.ulp(exact, operands["k"].dtype)
-    return spacing + (case.kpool + 8 + 2 * logit) * 2.0**-24 * largest[0]
+    return reference.pool_tolerance(key, score, ape, spacing)
 
 
 def _bytes_moved(case: Case, operands: dict[str, Array], expected: Outcome) -> int:

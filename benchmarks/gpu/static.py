@@ -17,10 +17,10 @@ from typing import Any
 
 from mojo.run import subprocess_run_mojo
 
+from .. import ROOT
 from .assembly import find_ptxas, read_gcn, read_ptx, run_ptxas
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 TABLE = HERE / "static.csv"
 ARCHES = ("sm_90a", "gfx942")
 OURS, PEER = "kpool_graph", "in_tree"

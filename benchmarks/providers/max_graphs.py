@@ -18,14 +18,13 @@ from mojo.run import subprocess_run_mojo
 import kpool_graph
 from kpool_graph import to_buffer, to_numpy
 
-from .. import cases
+from .. import ROOT, cases
 from ..cases import HEAD_DIM, POOL_TOPK, Case
 from ..operands import Outcome, Problem
 from ..rows import EMPTY, OURS
 from . import stock_max
 from .base import Prepared
 
-ROOT = Path(__file__).resolve().parents[2]
 NOOP_SOURCES = ROOT / "benchmarks" / "noop_kernels"
 # Ops of a graph that has more than one: the cost of one more is the difference to a
 # graph of one, divided by what it has more.
