@@ -23,6 +23,8 @@ CLOSING = "tail_update_closing"
 OPEN = "tail_update_open"
 # One decoded token of one request, against the tokens it already has.
 DECODE = "decode_at_context"
+# The shortest of those contexts, which the longer ones are compared with.
+NEAR_CONTEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class Case:
         """What `--only` is matched with."""
         sizes = f"n{self.n}/r{self.requests}/k{self.kpool}/x{self.next_n}"
         return f"{self.name}/{self.dtype}/{sizes}"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is timed on two threads too."""
+        if self.op == COMPRESS:
+            return self.n >= 32768
+        return self.name == CLOSING and self.n >= 256 and self.kpool == 4
 
     @property
     def in_graph(self) -> bool:
@@ -91,7 +100,7 @@ def all_cases() -> list[Case]:
                     cases.append(Case(op, op, dtype, tokens, requests))
     for queries in (1, 64, 1024):
         cases.append(Case(EXPAND_TOPK, EXPAND_TOPK, INT32, queries, queries))
-    cases += _contexts(1024, 16384, 131072, 1048576)
+    cases += _contexts(NEAR_CONTEXT, 16384, 131072, 1048576)
     return cases
 
 
@@ -110,7 +119,7 @@ def quick_cases() -> list[Case]:
         cases.append(Case(RAGGED_UPDATE, RAGGED_UPDATE, dtype, 32768, 16))
     cases.append(Case(SEED_TAIL, SEED_TAIL, FLOAT32, 32768, 16))
     cases.append(Case(EXPAND_TOPK, EXPAND_TOPK, INT32, 64, 64))
-    cases += _contexts(1024, 16384, 131072, 1048576)
+    cases += _contexts(NEAR_CONTEXT, 16384, 131072, 1048576)
     return cases
 
 
@@ -119,7 +128,8 @@ def choose(quick: bool, threads: int, only: str = "") -> list[Case]:
 
     Args:
         quick: Whether to take the quick choice.
-        threads: CPUs of the process; with more than one, `compress` alone.
+        threads: CPUs of the process; with more than one, the cases that are large
+            enough to be shared by threads.
         only: Keep the cases whose id matches: a part of it, or a pattern with `*`.
 
     Returns:
@@ -129,6 +139,5 @@ def choose(quick: bool, threads: int, only: str = "") -> list[Case]:
     return [
         case
         for case in cases
-        if fnmatch.fnmatch(case.id, f"*{only}*")
-        and (threads == 1 or (case.op == COMPRESS and case.n >= 32768))
+        if fnmatch.fnmatch(case.id, f"*{only}*") and (threads == 1 or case.is_shared)
     ]

@@ -218,8 +218,10 @@ def _bytes_moved(case: Case, operands: dict[str, Array], expected: Outcome) -> i
     if case.op == cases.SEED_TAIL:
         stashed = int(np.minimum(end % case.kpool, added).sum())
         return 2 * stashed * token
-    closed = end // case.kpool - first // case.kpool
-    waiting = int((first % case.kpool)[closed > 0].sum())
+    closes = end // case.kpool > first // case.kpool
+    waiting = int((first % case.kpool)[closes].sum())
     stashed = int(np.minimum(added, operands["tail"].shape[2]).sum())
-    pooled = int(closed.sum()) * token // 2
+    # Rows of pooled keys that stay unused are written too: zeros.
+    assert expected.pooled is not None
+    pooled = expected.pooled.size // HEAD_DIM * token // 2
     return tokens * token + waiting * token + stashed * token + pooled

@@ -14,6 +14,7 @@ FAILED = "failed"
 NOT_INSTALLED = "not installed"
 
 OURS = "kpool_graph"
+OURS_NEAR = "kpool_graph at 1k"
 COPY = "copy"
 EMPTY = "empty"
 

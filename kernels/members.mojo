@@ -322,43 +322,32 @@ def pool_channels[
         )
         return
     var guard = PoolGuard[WIDTH]()
-    comptime if channels == WIDTH:
-        _widen_members[lanes](members, ape, first_channel, keys, weights)
-        weigh_on_first(weights, guard)
-        store(
-            pooled,
-            target + first_channel,
-            narrow[dtype, lanes, may_be_nan=False](
-                mean_on_first(keys, weights, guard)
-            ),
-        )
-    else:
-        # In two passes: in one, each vector's steps make a chain so long that few
-        # of them fit a CPU's window, and it waits.
-        comptime BLOCK = gcd(channels, _BLOCK)
-        var held = Array[SIMD[.float32, WIDTH], Members.kpool * BLOCK // WIDTH](
-            uninitialized=True
-        )
-        for block in range(first_channel, first_channel + channels, BLOCK):
-            for vector in range(BLOCK // WIDTH):
-                var channel = block + vector * WIDTH
-                _widen_members[lanes](members, ape, channel, keys, weights)
-                weigh_on_first(weights, guard)
-                comptime for m in range(1, Members.kpool):
-                    held[vector * Members.kpool + m] = weights[m]
-            for vector in range(BLOCK // WIDTH):
-                var channel = block + vector * WIDTH
-                comptime for m in range(Members.kpool):
-                    keys[m] = widen[lanes](members.key[WIDTH](m, channel))
-                    comptime if m > 0:
-                        weights[m] = held[vector * Members.kpool + m]
-                store(
-                    pooled,
-                    target + channel,
-                    narrow[dtype, lanes, may_be_nan=False](
-                        mean_on_first(keys, weights, guard)
-                    ),
-                )
+    # In two passes: in one, each vector's steps make a chain so long that few
+    # of them fit a CPU's window, and it waits.
+    comptime BLOCK = gcd(channels, _BLOCK)
+    var held = Array[SIMD[.float32, WIDTH], Members.kpool * BLOCK // WIDTH](
+        uninitialized=True
+    )
+    for block in range(first_channel, first_channel + channels, BLOCK):
+        for vector in range(BLOCK // WIDTH):
+            var channel = block + vector * WIDTH
+            _widen_members[lanes](members, ape, channel, keys, weights)
+            weigh_on_first(weights, guard)
+            comptime for m in range(1, Members.kpool):
+                held[vector * Members.kpool + m] = weights[m]
+        for vector in range(BLOCK // WIDTH):
+            var channel = block + vector * WIDTH
+            comptime for m in range(Members.kpool):
+                keys[m] = widen[lanes](members.key[WIDTH](m, channel))
+                comptime if m > 0:
+                    weights[m] = held[vector * Members.kpool + m]
+            store(
+                pooled,
+                target + channel,
+                narrow[dtype, lanes, may_be_nan=False](
+                    mean_on_first(keys, weights, guard)
+                ),
+            )
     if not guard.sound().reduce_and():
         _pool_again[lanes, channels](members, ape, pooled, row, first_channel)
 

@@ -301,8 +301,8 @@ def _pool_scaled[
 
     The mean of finite keys is finite and of their size, but on the way to it
     their sum may overflow, and products lose digits among subnormal numbers.
-    Keys scaled by a power of two do neither. The mean never leaves the range of
-    its members. Infinities and NaN among the members come out as they went in.
+    With weights scaled by a power of two neither happens. The mean never leaves
+    the range of its members. Infinities and NaN among the members come out as they went in.
     """
     comptime Vector = SIMD[.float32, width]
     var largest = Vector(0)
@@ -315,7 +315,7 @@ def _pool_scaled[
     var unscale = is_large.select(Vector(_UNDO_DOWN), Vector(_UNDO_UP))
     var weighted = Vector(0)
     comptime for m in range(kpool):
-        # Scaled, a key that weighs nothing could overflow, and 0 * inf is NaN.
+        # Not the keys: one that weighs nothing could overflow, and 0 * inf is NaN.
         weighted = fma(weights[m] * scale, keys[m], weighted)
     var mean = _divide(weighted, total) * unscale
     mean = mean.gt(largest).select(largest, mean)

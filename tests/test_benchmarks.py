@@ -105,8 +105,18 @@ def test_every_quick_case_is_a_full_case():
     assert set(cases.quick_cases()) <= set(cases.all_cases())
 
 
-def test_two_threads_time_compress_alone():
-    assert {case.op for case in cases.choose(False, threads=2)} == {cases.COMPRESS}
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+def test_two_threads_time_what_threads_share(quick):
+    shared = cases.choose(quick, threads=2)
+    assert {case.name for case in shared} == {cases.COMPRESS, cases.CLOSING}
+    assert set(shared) < set(cases.choose(quick, threads=1))
+
+
+def test_long_contexts_are_timed_beside_the_shortest():
+    near, *far = (case for case in cases.all_cases() if case.name == cases.DECODE)
+    assert rows.OURS_NEAR not in providers.choose(providers.NAMES, near, 1, False)
+    for case in far:
+        assert rows.OURS_NEAR in providers.choose(providers.NAMES, case, 1, False)
 
 
 def test_only_takes_a_part_or_a_pattern():
@@ -234,11 +244,18 @@ def test_an_unknown_provider_is_refused(capsys):
 def test_rounds_take_turns_and_samples_are_long_enough():
     calls = []
     steps = {name: lambda name=name: calls.append(name) for name in "ab"}
-    times = timing.interleave(steps, timing.Effort(rounds=4, turn_ns=1))
+    effort = timing.Effort(rounds=4, turn_ns=1, case_ns=10**9)
+    times = timing.interleave(steps, effort)
     assert {name: len(values) for name, values in times.items()} == {"a": 4, "b": 4}
     assert all((values > 0).all() for values in times.values())
     # A step this short is called often enough to outlast the clock.
     assert len(calls) > 4 * 2 * 10
+
+
+def test_slow_cases_get_fewer_rounds_but_enough_for_a_spread():
+    effort = timing.Effort(rounds=1000, turn_ns=1, case_ns=1)
+    times = timing.interleave({"slow": lambda: None}, effort)
+    assert len(times["slow"]) == timing.LEAST_ROUNDS
 
 
 def test_summary_shows_ratios_with_spread_and_never_a_time_alone():
@@ -268,8 +285,8 @@ def test_targets_read_the_rows_they_are_about():
         a_peer("torch", 6.5),
         a_peer("copy", 0.5, level=KERNEL),
         a_row(level=GRAPH, n=1, median_us=1.5),
-        a_row(n=1024, median_us=10.0, **decode),
-        a_row(n=1048576, median_us=12.0, **decode),
+        a_row(level=GRAPH, median_us=40.0, threads=2),
+        a_peer(rows.OURS_NEAR, 0.8, n=1048576, **decode),
         a_peer("transformers", 2e4, n=131072, **decode),
     ]
     assert reached(found) == {
@@ -277,8 +294,9 @@ def test_targets_read_the_rows_they_are_about():
         "execute, 256 rows close, float32, over torch": (6.5, False),
         "kernel over a copy of its bytes, 256 rows close, float32": (2.0, False),
         "one more op in a graph, 1 row closes, float32": (1.5, True),
+        "one more op in a graph, 256 rows close, float32, two threads": (40.0, True),
         "a decoded token at 128k context over the rebuild": (2e4, True),
-        "a decoded token at 1M context over one at 1k": (1.2, False),
+        "a decoded token at 1M context over one at 1k": (1.25, False),
     }
 
 

@@ -7,6 +7,7 @@ less than the ops of this package: they take no padding and check no operand.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import shutil
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from ..cases import COMPRESS, DECODE, FLOAT32, Case
-from ..operands import Problem
-from ..rows import COPY, EMPTY, OURS
+from ..cases import COMPRESS, DECODE, FLOAT32, NEAR_CONTEXT, Case
+from ..operands import Problem, make
+from ..rows import COPY, EMPTY, OURS, OURS_NEAR
 from .base import Prepared
 
 MAX_OPS = "max ops"
@@ -78,7 +79,10 @@ def choose(
     Returns:
         Those to time.
     """
-    return [each for each in providers if _applies(each, case, threads, quick)]
+    chosen = [each for each in providers if _applies(each, case, threads, quick)]
+    if case.name == DECODE and case.n > NEAR_CONTEXT and OURS in chosen:
+        chosen.append(OURS_NEAR)
+    return chosen
 
 
 def _applies(provider: str, case: Case, threads: int, quick: bool) -> bool:
@@ -118,6 +122,7 @@ def load(
         for name in GRAPHS:
             found[name] = max_graphs.preparer(name, models)
             found[many(name)] = max_graphs.preparer(name, models, max_graphs.MANY)
+        found[OURS_NEAR] = near(found[OURS])
     if NUMPY in providers:
         from . import numpy_peer
 
@@ -148,6 +153,23 @@ def many(provider: str) -> str:
         The name that `load` gives it.
     """
     return f"{provider}, many"
+
+
+def near(prepare: Prepare) -> Prepare:
+    """Makes the yardstick of a long context: the same token in the shortest one.
+
+    Args:
+        prepare: What prepares our op.
+
+    Returns:
+        What prepares it for the shortest context. It is verified there, not here.
+    """
+
+    def prepare_near(problem: Problem) -> Prepared:
+        shortest = make(dataclasses.replace(problem.case, n=NEAR_CONTEXT))
+        return Prepared(prepare(shortest).step, lambda _: problem.expected)
+
+    return prepare_near
 
 
 def prepare_copy(problem: Problem) -> Prepared:
