@@ -26,8 +26,9 @@ Ops, and the module that holds each one's body for CPU and GPU:
 - `mo.mla.kpool.expand_topk` (`expand_topk`): selected pools to token positions.
 - `mo.mla.kpool.copy_slots` (`copy_slots`): whole slots to other slots.
 
-`ring` is the only address arithmetic, `pooling` the only softmax, `ops` the
-registrations, `launch` what CPU and GPU launches have in common.
+`ring` is the only address arithmetic, `pooling` the only softmax, `ring_ops`,
+`slot_ops` and `pool_ops` the registrations, `launch` what CPU and GPU launches
+have in common.
 """
 
 from .compress import kpool_compress_kernel

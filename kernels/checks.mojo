@@ -1,6 +1,9 @@
 """Run-time checks: the only place that words their errors."""
 
+from extensibility import InputTensor, _MutableInputTensor as MutableInputTensor
 from std.utils.index import IndexList
+
+from .ring import PLANES
 
 comptime _BITS_PER_WORD = 64
 
@@ -113,6 +116,56 @@ def check_slot(
             "), got ",
             slot,
         )
+
+
+def check_ring[
+    head_dim: Int
+](op: StaticString, tail: MutableInputTensor[rank=4, ...]) raises:
+    """Refuses a ring whose sizes contradict the op's, or that is not dense.
+
+    Parameters:
+        head_dim: Channels per key.
+
+    Args:
+        op: Name of the op.
+        tail: The ring `[max_slots, 2, ring_len, head_dim]`.
+
+    Raises:
+        Error: Naming the first axis that is wrong.
+    """
+    check_shape(
+        op,
+        "tail",
+        tail.shape(),
+        IndexList[4](tail.dim_size(0), PLANES, tail.dim_size(2), head_dim),
+    )
+    check_dense(op, "tail", tail.shape(), tail.strides())
+
+
+def check_batch(
+    op: StaticString,
+    input_row_offsets: InputTensor[dtype=.uint32, rank=1, ...],
+    cache_lengths: InputTensor[dtype=.uint32, rank=1, ...],
+    batch: Int,
+) raises:
+    """Refuses the tables of a ragged batch if their sizes contradict the batch.
+
+    Args:
+        op: Name of the op.
+        input_row_offsets: Token row offsets `[batch + 1]`.
+        cache_lengths: Tokens cached before this call `[batch]`.
+        batch: Requests in the batch.
+
+    Raises:
+        Error: Naming the table.
+    """
+    check_shape(
+        op,
+        "input_row_offsets",
+        input_row_offsets.shape(),
+        IndexList[1](batch + 1),
+    )
+    check_shape(op, "cache_lengths", cache_lengths.shape(), IndexList[1](batch))
 
 
 struct SlotOwners(Movable):

@@ -6,6 +6,7 @@ from layout import TensorLayout, TileTensor
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA
 
 from .checks import SlotOwners
+from .decode import DecodeRows, DecodeStep
 from .launch import KernelCall, block_threads, run_grid_thread
 from .lanes import LaneTable, Lanes, cpu_lanes
 from .members import PendingPool, pool_channels
@@ -15,30 +16,11 @@ from .vectors import (
     ReadPointer,
     WritePointer,
     cpu_copy_width,
-    load,
     readable,
     store,
     store_zero,
     writable,
 )
-
-
-@fieldwise_init
-struct DecodeStep(TrivialRegisterPassable):
-    """What one batch row does in this call, read off its positions."""
-
-    var slot: Int
-    """Ring slot."""
-    var first_token: Int
-    """Index in the row of its first real token."""
-    var first_position: Int
-    """Absolute position of that token."""
-    var count: Int
-    """Real tokens."""
-    var gapless: Bool
-    """Whether the real tokens stand side by side in the row."""
-    var misplaced_token: Int
-    """Index of the first token that breaks the sequence, or -1."""
 
 
 struct TailUpdate[
@@ -75,10 +57,8 @@ struct TailUpdate[
     """Keys and gate scores `[rows, next_n, head_dim]`."""
     var ape: ReadPointer[DType.float32]
     """Within-pool position embedding `[kpool, head_dim]`."""
-    var positions: ReadPointer[DType.int32]
-    """Absolute positions `[rows, next_n]`; negative is padding."""
-    var slot_idx: ReadPointer[DType.uint32]
-    """Ring slots `[rows]`."""
+    var steps: DecodeRows[Self.next_n]
+    """Positions and slots of the rows."""
     var rows: Int
     """Batch rows."""
 
@@ -113,76 +93,8 @@ struct TailUpdate[
         self.closed_pool = writable(closed_pool)
         self.tokens = TokenRows[Self.dtype, Self.head_dim](k, gate)
         self.ape = readable(ape)
-        self.positions = readable(positions)
-        self.slot_idx = readable(slot_idx)
+        self.steps = DecodeRows[Self.next_n](positions, slot_idx)
         self.rows = rows
-
-    @inline(.always)
-    def position(self, row: Int, token: Int) -> Int:
-        """Reads one position.
-
-        Args:
-            row: Batch row.
-            token: Index of the token in the row.
-
-        Returns:
-            The position, negative for padding.
-        """
-        return Int(load[1](self.positions, row * Self.next_n + token))
-
-    @inline(.always)
-    def plan(self, row: Int) -> DecodeStep:
-        """Reads a row's positions and slot.
-
-        Args:
-            row: Batch row.
-
-        Returns:
-            What the row does.
-        """
-        var step = DecodeStep(
-            slot=Int(load[1](self.slot_idx, row)),
-            first_token=0,
-            first_position=0,
-            count=0,
-            gapless=True,
-            misplaced_token=-1,
-        )
-        # Together, so that no read waits for what another one finds.
-        var positions = Array[Int, Self.next_n](fill=0)
-        comptime for token in range(Self.next_n):
-            positions[token] = self.position(row, token)
-        comptime for token in range(Self.next_n):
-            var position = positions[token]
-            if position >= 0:
-                if step.count == 0:
-                    step.first_token = token
-                    step.first_position = position
-                elif (
-                    position != step.first_position + step.count
-                    and step.misplaced_token < 0
-                ):
-                    step.misplaced_token = token
-                step.gapless &= token == step.first_token + step.count
-                step.count += 1
-        return step
-
-    @inline(.always)
-    def is_sound(self, step: DecodeStep) -> Bool:
-        """Whether the row may touch the ring. A GPU skips a row that may not.
-
-        Args:
-            step: The row's plan.
-
-        Returns:
-            True if the row has real tokens, a slot inside the ring, and
-            consecutive positions.
-        """
-        return (
-            step.count > 0
-            and step.slot < self.tail.max_slots
-            and step.misplaced_token < 0
-        )
 
     @inline(.always)
     def members(
@@ -207,7 +119,7 @@ struct TailUpdate[
             var position = pool * Self.kpool + member
             var token = step.first_token + position - step.first_position
             if not step.gapless and position >= step.first_position:
-                while self.position(row, token) != position:
+                while self.steps.position(row, token) != position:
                     token += 1
             rows[member] = row * Self.next_n + token
         return PendingPool[Self.dtype, Self.head_dim, Self.kpool].__init__[
@@ -249,7 +161,7 @@ struct TailUpdate[
             ape: The position embedding, in the order of the lanes.
             first_channel: First channel.
         """
-        var sound = self.is_sound(step)
+        var sound = step.is_sound(self.tail.max_slots)
         var closing = 0
         var first_pool = step.first_position // Self.kpool
         if sound:
@@ -278,7 +190,7 @@ struct TailUpdate[
             return
         # In order, so that with more tokens than entries the newest one stays.
         comptime for token in range(Self.next_n):
-            var position = self.position(row, token)
+            var position = self.steps.position(row, token)
             if position >= 0:
                 self.tail.stash[copy_width, channels](
                     step.slot,
@@ -300,7 +212,7 @@ struct TailUpdate[
             Self.OP, "slot_idx", "row's with real tokens", self.tail.max_slots
         )
         for row in range(self.rows):
-            var step = self.plan(row)
+            var step = self.steps.plan(row)
             if step.count == 0:
                 continue
             if step.misplaced_token >= 0:
@@ -311,7 +223,7 @@ struct TailUpdate[
                     "] must be consecutive from ",
                     step.first_position,
                     ", got ",
-                    self.position(row, step.misplaced_token),
+                    self.steps.position(row, step.misplaced_token),
                     " at token ",
                     step.misplaced_token,
                 )
@@ -345,7 +257,7 @@ struct TailUpdate[
         var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
         for row in range(first, last):
             self.update_channels[LANES, COPY_WIDTH, Self.head_dim](
-                row, self.plan(row), ape.data, 0
+                row, self.steps.plan(row), ape.data, 0
             )
         _ = ape^
 
@@ -371,7 +283,7 @@ struct TailUpdate[
                 Self.GPU_LANES, Self.GPU_LANES.width, Self.GPU_LANES.width
             ](
                 row,
-                self.plan(row),
+                self.steps.plan(row),
                 self.ape,
                 item % LANES * Self.GPU_LANES.width,
             )

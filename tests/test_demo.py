@@ -33,9 +33,9 @@ APE_ROW_OFF = (
     "(ape, (m + 1) % Members.kpool * Members.head_dim + channel)",
 )
 WRONG_SLOT_IN_DECODE = (
-    "tail_update.mojo",
+    "decode.mojo",
     "slot=Int(load[1](self.slot_idx, row))",
-    "slot=(Int(load[1](self.slot_idx, row)) + 1) % self.tail.max_slots",
+    "slot=Int(load[1](self.slot_idx, row)) ^ 1",
 )
 WRONG_SLOT_IN_PREFILL = (
     "seed_tail.mojo",

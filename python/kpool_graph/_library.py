@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ LIBRARY_NAME = "kpool_ops.mojoc"
 SOURCE_VARIABLE = "KPOOL_GRAPH_KERNELS"
 # MAX has no op of this name, so a graph that knows it has our kernels.
 MARKER_OP = "mo.mla.kpool.tail_update"
+_REGISTRATION = re.compile(r'^@extensibility\.register\("([^"]+)"\)', re.MULTILINE)
 
 
 class KernelBuildError(RuntimeError):
@@ -49,6 +51,22 @@ def source_dir() -> Path:
         " Reinstall the package"
         + (f", or unset {SOURCE_VARIABLE}." if override else ".")
     )
+
+
+def registered_ops() -> list[str]:
+    """Lists the ops that the sources promise.
+
+    Returns:
+        Their names, in the order of files and lines.
+
+    Raises:
+        KernelBuildError: If the sources are missing.
+    """
+    return [
+        name
+        for path in sorted(source_dir().glob("*.mojo"))
+        for name in _REGISTRATION.findall(path.read_text(encoding="utf-8"))
+    ]
 
 
 @functools.cache

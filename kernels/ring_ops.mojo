@@ -1,4 +1,4 @@
-"""Registers the ops: unpack the operands, check their sizes, dispatch."""
+"""Registers the ops on tokens and ring: unpack, check sizes, dispatch."""
 
 import extensibility
 from extensibility import (
@@ -10,17 +10,13 @@ from std.math import ceildiv
 from std.utils.index import IndexList
 from max.gpu.host import DeviceContext
 
-from .checks import check_dense, check_shape
-from .compress import Compress
-from .copy_slots import CopySlots
-from .expand_topk import ExpandTopk
+from .checks import check_batch, check_ring, check_shape
 from .launch import launch
 from .ragged_update import RaggedUpdate
-from .ring import PLANES, ring_len_of, slot_size_of
+from .ring import ring_len_of
 from .ring_close import RingClose
 from .seed_tail import SeedTail
 from .tail_update import TailUpdate
-from .vectors import writable
 
 
 @extensibility.register("mo.mla.kpool.seed_tail")
@@ -75,8 +71,8 @@ struct MLAKPoolSeedTail:
         var rows = IndexList[2](k.dim_size(0), head_dim)
         check_shape(OP, "k", k.shape(), rows)
         check_shape(OP, "gate", gate.shape(), rows)
-        _check_batch(OP, input_row_offsets, cache_lengths, batch)
-        _check_ring[head_dim](OP, tail)
+        check_batch(OP, input_row_offsets, cache_lengths, batch)
+        check_ring[head_dim](OP, tail)
         var ring = tail.to_tile_tensor[.int64]()
         launch[target](
             SeedTail[
@@ -162,7 +158,7 @@ struct MLAKPoolTailUpdate:
         check_shape(
             OP, "closed_pool", closed_pool.shape(), IndexList[2](batch, COLUMNS)
         )
-        _check_ring[head_dim](OP, tail)
+        check_ring[head_dim](OP, tail)
         var ring = tail.to_tile_tensor[.int64]()
         launch[target](
             TailUpdate[
@@ -180,141 +176,6 @@ struct MLAKPoolTailUpdate:
                 ape.to_tile_tensor[.int64]().as_imm(),
                 positions.to_tile_tensor[.int64]().as_imm(),
                 slot_idx.to_tile_tensor[.int64]().as_imm(),
-                batch,
-            ),
-            ctx,
-        )
-
-
-@extensibility.register("mo.mla.kpool.compress")
-struct MLAKPoolCompress:
-    """Registers `mo.mla.kpool.compress` with the graph compiler."""
-
-    @staticmethod
-    def execute[
-        dtype: DType,
-        //,
-        target: StaticString,
-        head_dim: Int,
-        kpool: Int,
-    ](
-        pooled: OutputTensor[dtype=dtype, rank=2, ...],
-        k: InputTensor[dtype=dtype, rank=2, ...],
-        gate: InputTensor[dtype=dtype, rank=2, ...],
-        ape: InputTensor[dtype=.float32, rank=2, ...],
-        input_row_offsets: InputTensor[dtype=.uint32, rank=1, ...],
-        pool_row_offsets: InputTensor[dtype=.uint32, rank=1, ...],
-        cache_lengths: InputTensor[dtype=.uint32, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        """Pools the tokens whose pools arrive whole in this call.
-
-        Parameters:
-            dtype: Element type of `k`, `gate` and `pooled`.
-            target: Device the op runs on.
-            head_dim: Channels per key.
-            kpool: Tokens per pool.
-
-        Args:
-            pooled: Output `[total_tokens // kpool, head_dim]`; rows past the
-                last pool become zero.
-            k: Keys `[total_tokens, head_dim]`.
-            gate: Gate scores `[total_tokens, head_dim]`.
-            ape: Within-pool position embedding `[kpool, head_dim]`.
-            input_row_offsets: Token row offsets `[batch + 1]`.
-            pool_row_offsets: Output row offsets `[batch + 1]`.
-            cache_lengths: Tokens cached before this call `[batch]`.
-            ctx: Device context.
-
-        Raises:
-            Error: If sizes disagree; on a CPU also if offsets decrease or pass
-                the token count, or if the pool row offsets are not the sums of
-                the pools completed. Nothing is written then.
-        """
-        comptime OP = "compress"
-        var batch = cache_lengths.dim_size(0)
-        var rows = IndexList[2](k.dim_size(0), head_dim)
-        check_shape(OP, "k", k.shape(), rows)
-        check_shape(OP, "gate", gate.shape(), rows)
-        check_shape(OP, "ape", ape.shape(), IndexList[2](kpool, head_dim))
-        _check_batch(OP, input_row_offsets, cache_lengths, batch)
-        check_shape(
-            OP,
-            "pool_row_offsets",
-            pool_row_offsets.shape(),
-            IndexList[1](batch + 1),
-        )
-        launch[target](
-            Compress[dtype, head_dim, kpool](
-                pooled.to_tile_tensor[.int64](),
-                k.to_tile_tensor[.int64]().as_imm(),
-                gate.to_tile_tensor[.int64]().as_imm(),
-                ape.to_tile_tensor[.int64]().as_imm(),
-                input_row_offsets.to_tile_tensor[.int64]().as_imm(),
-                pool_row_offsets.to_tile_tensor[.int64]().as_imm(),
-                cache_lengths.to_tile_tensor[.int64]().as_imm(),
-                batch,
-            ),
-            ctx,
-        )
-
-
-@extensibility.register("mo.mla.kpool.expand_topk")
-struct MLAKPoolExpandTopk:
-    """Registers `mo.mla.kpool.expand_topk` with the graph compiler."""
-
-    @staticmethod
-    def execute[
-        target: StaticString,
-        kpool: Int,
-        pool_topk: Int,
-        always_select_tail: Bool,
-    ](
-        selected: OutputTensor[dtype=.int32, rank=2, ...],
-        pool_ids: InputTensor[dtype=.int32, rank=2, ...],
-        input_row_offsets: InputTensor[dtype=.uint32, rank=1, ...],
-        cache_lengths: InputTensor[dtype=.uint32, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        """Expands selected pools to the token positions they cover, packed.
-
-        Parameters:
-            target: Device the op runs on.
-            kpool: Tokens per pool.
-            pool_topk: Selected pools per query.
-            always_select_tail: Whether the newest positions, which no complete
-                pool covers, are selected too.
-
-        Args:
-            selected: Output `[total_tokens, pool_topk * kpool (+ kpool - 1)]`:
-                positions in selection order, then the newest ones, then -1.
-            pool_ids: Selected pools `[total_tokens, pool_topk]`; a negative id,
-                or one not complete for its query, selects nothing.
-            input_row_offsets: Token row offsets `[batch + 1]`.
-            cache_lengths: Tokens cached before this call `[batch]`.
-            ctx: Device context.
-
-        Raises:
-            Error: If sizes disagree; on a CPU also if offsets decrease or pass
-                the token count. Nothing is written then.
-        """
-        comptime OP = "expand_topk"
-        comptime Call = ExpandTopk[kpool, pool_topk, always_select_tail]
-        var batch = cache_lengths.dim_size(0)
-        var rows = pool_ids.dim_size(0)
-        check_shape(
-            OP, "pool_ids", pool_ids.shape(), IndexList[2](rows, pool_topk)
-        )
-        check_shape(
-            OP, "selected", selected.shape(), IndexList[2](rows, Call.COLUMNS)
-        )
-        _check_batch(OP, input_row_offsets, cache_lengths, batch)
-        launch[target](
-            Call(
-                selected.to_tile_tensor[.int64](),
-                pool_ids.to_tile_tensor[.int64]().as_imm(),
-                input_row_offsets.to_tile_tensor[.int64]().as_imm(),
-                cache_lengths.to_tile_tensor[.int64]().as_imm(),
                 batch,
             ),
             ctx,
@@ -375,8 +236,8 @@ struct MLAKPoolRingClose:
         check_shape(OP, "k", k.shape(), rows)
         check_shape(OP, "gate", gate.shape(), rows)
         check_shape(OP, "ape", ape.shape(), IndexList[2](kpool, head_dim))
-        _check_batch(OP, input_row_offsets, cache_lengths, batch)
-        _check_ring[head_dim](OP, tail)
+        check_batch(OP, input_row_offsets, cache_lengths, batch)
+        check_ring[head_dim](OP, tail)
         var ring = tail.to_tile_tensor[.int64]()
         launch[target](
             RingClose[
@@ -456,11 +317,11 @@ struct MLAKPoolRaggedUpdate:
         check_shape(OP, "k", k.shape(), rows)
         check_shape(OP, "gate", gate.shape(), rows)
         check_shape(OP, "ape", ape.shape(), IndexList[2](kpool, head_dim))
-        _check_batch(OP, input_row_offsets, cache_lengths, batch)
+        check_batch(OP, input_row_offsets, cache_lengths, batch)
         var room = (k.dim_size(0) + batch * (kpool - 1)) // kpool
         check_shape(OP, "pooled", pooled.shape(), IndexList[2](room, head_dim))
         check_shape(OP, "closed_pool", closed_pool.shape(), IndexList[1](room))
-        _check_ring[head_dim](OP, tail)
+        check_ring[head_dim](OP, tail)
         var ring = tail.to_tile_tensor[.int64]()
         launch[target](
             RaggedUpdate[
@@ -479,93 +340,3 @@ struct MLAKPoolRaggedUpdate:
             ),
             ctx,
         )
-
-
-@extensibility.register("mo.mla.kpool.copy_slots")
-struct MLAKPoolCopySlots:
-    """Registers `mo.mla.kpool.copy_slots` with the graph compiler."""
-
-    @staticmethod
-    def execute[
-        dtype: DType,
-        rank: Int,
-        //,
-        target: StaticString,
-    ](
-        tail: MutableInputTensor[dtype=dtype, rank=rank, ...],
-        src_slots: InputTensor[dtype=.uint32, rank=1, ...],
-        dst_slots: InputTensor[dtype=.uint32, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        """Copies whole slots, as if every read came before every write.
-
-        Parameters:
-            dtype: Element type of the ring.
-            rank: Axes of the ring; those before the last three count as slots.
-            target: Device the op runs on.
-
-        Args:
-            tail: The ring `[max_slots, 2, ring_len, head_dim]`, or several
-                stacked; updated in place.
-            src_slots: Slots to copy from `[pairs]`.
-            dst_slots: Slots to copy to `[pairs]`, each at most once.
-            ctx: Device context.
-
-        Raises:
-            Error: If sizes disagree or the ring is not dense; on a CPU also if
-                a slot is outside the ring or a destination occurs twice.
-                Nothing is written then.
-        """
-        comptime OP = "copy_slots"
-        var pairs = src_slots.dim_size(0)
-        check_shape(OP, "dst_slots", dst_slots.shape(), IndexList[1](pairs))
-        check_dense(OP, "tail", tail.shape(), tail.strides())
-        if pairs == 0:
-            return
-        var max_slots = 1
-        for axis in range(rank - 3):
-            max_slots *= tail.dim_size(axis)
-        var ring = tail.to_tile_tensor[.int64]()
-        comptime SLOT_SIZE = slot_size_of[ring.LayoutType, rank]()
-        var scratch = ctx.enqueue_create_buffer[dtype](pairs * SLOT_SIZE)
-        comptime for into_ring in [False, True]:
-            launch[target](
-                CopySlots[dtype, SLOT_SIZE, into_ring](
-                    writable(ring),
-                    scratch.unsafe_ptr().unsafe_origin_cast[
-                        MutUntrackedOrigin
-                    ](),
-                    src_slots.to_tile_tensor[.int64]().as_imm(),
-                    dst_slots.to_tile_tensor[.int64]().as_imm(),
-                    max_slots,
-                ),
-                ctx,
-            )
-        _ = scratch^
-
-
-def _check_ring[
-    head_dim: Int
-](op: StaticString, tail: MutableInputTensor[rank=4, ...]) raises:
-    check_shape(
-        op,
-        "tail",
-        tail.shape(),
-        IndexList[4](tail.dim_size(0), PLANES, tail.dim_size(2), head_dim),
-    )
-    check_dense(op, "tail", tail.shape(), tail.strides())
-
-
-def _check_batch(
-    op: StaticString,
-    input_row_offsets: InputTensor[dtype=.uint32, rank=1, ...],
-    cache_lengths: InputTensor[dtype=.uint32, rank=1, ...],
-    batch: Int,
-) raises:
-    check_shape(
-        op,
-        "input_row_offsets",
-        input_row_offsets.shape(),
-        IndexList[1](batch + 1),
-    )
-    check_shape(op, "cache_lengths", cache_lengths.shape(), IndexList[1](batch))
