@@ -68,12 +68,49 @@ def main(argv: Sequence[str] | None = None) -> int:
         " once.",
     )
 
+    trace = commands.add_parser(
+        "trace",
+        help="show what the ring holds, step by step, and what a rejection costs",
+        description="Decodes one request on a plain ring (ring_len = kpool) and on a"
+        " wide one: which entry each token takes, which pool closes, and what the"
+        " rejected tokens of a step overwrite.",
+    )
+    sizes = (
+        ("kpool", 4, "tokens per pool"),
+        ("next-n", 3, "tokens a step appends"),
+        ("reject", 2, "how many of them, the last ones, each step rejects"),
+        ("steps", 6, "steps to take"),
+    )
+    for name, default, what in sizes:
+        trace.add_argument(
+            f"--{name}", type=int, default=default, help=f"{what} (default: {default})"
+        )
+    trace.add_argument(
+        "--ring-len",
+        type=int,
+        help="entries of the wide ring (default: as many as make any rejection safe)",
+    )
+    trace.add_argument(
+        "--svg", type=Path, metavar="FILE", help="draw the same to this file"
+    )
+
     args = parser.parse_args(argv)
     # Imported late: they need MAX, and `kpool doctor` must start without it.
     if args.command == "demo":
         from .demo import run_demo
 
         return run_demo(args.text, args.device)
+    if args.command == "trace":
+        from .trace import run_trace
+
+        return run_trace(
+            kpool=args.kpool,
+            next_n=args.next_n,
+            reject=args.reject,
+            ring_len=args.ring_len,
+            steps=args.steps,
+            svg=args.svg,
+        )
     from .doctor import run_doctor
 
     return run_doctor()
