@@ -15,7 +15,6 @@ from max.dtype import DType
 from max.graph import (
     BufferValue,
     DeviceRef,
-    Dim,
     TensorValue,
     Weight,
     ops,
@@ -26,15 +25,15 @@ from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.nn.norm import LayerNorm
 
+from ._closing import close_in_one_op, close_in_three_ops
+from ._rows import count, owners_of, spread
 from ._validate import RING_DTYPES, Problems
 from .buffers import to_buffer, to_numpy
-from .ops import ragged_update, ring_close, seed_tail, tail_update
-from .pools import compress, expand_topk, pool_row_offsets
+from .ops import tail_update
+from .pools import expand_topk
 
 INDEXER_DTYPES = (DType.float32, DType.bfloat16)
 _NORM_EPSILON = 1e-6
-# The value of rows that belong to no request: negative whatever row is added.
-_NOBODY = -(2**40)
 
 
 class KPoolIndexer(Module):
@@ -208,19 +207,20 @@ class KPoolIndexer(Module):
 
         k, gate = self._keys(hidden)
         tables = (input_row_offsets, cache_lengths, slot_idx)
-        close = self._close_in_three_ops if three_ops else self._close_in_one_op
-        self._store(pooled_keys, *close(tail, k, gate, *tables))
+        close = close_in_three_ops if three_ops else close_in_one_op
+        ape = self.index_kpool_compress_ape
+        self._store(pooled_keys, *close(tail, k, gate, ape, *tables, kpool=self.kpool))
 
         first, cached, slots = (ops.cast(table, DType.int64) for table in tables)
-        rows = _count(hidden.shape[0], first)
-        owners = _owners(first, rows)
+        rows = count(hidden.shape[0], first)
+        owners = owners_of(first, rows)
         before_first = cached - ops.rebind(first[:-1], cached.shape)
         return self._select(
             pooled_keys,
             hidden,
             q_resid,
-            ops.unsqueeze(_spread(before_first, owners) + rows, 1),
-            _spread(slots, owners),
+            ops.unsqueeze(spread(before_first, owners) + rows, 1),
+            spread(slots, owners),
         )
 
     def decode(
@@ -313,67 +313,6 @@ class KPoolIndexer(Module):
         gate_weight = ops.transpose(self.index_kpool_compress_gate, 0, 1)
         return self.k_norm(self.wk(hidden)), hidden @ gate_weight
 
-    def _close_in_one_op(
-        self,
-        tail: BufferValue,
-        k: TensorValue,
-        gate: TensorValue,
-        input_row_offsets: TensorValue,
-        cache_lengths: TensorValue,
-        slot_idx: TensorValue,
-    ) -> tuple[TensorValue, TensorValue, TensorValue]:
-        pooled, closed_pool = ragged_update(
-            tail,
-            k,
-            gate,
-            self.index_kpool_compress_ape,
-            input_row_offsets,
-            cache_lengths,
-            slot_idx,
-            kpool=self.kpool,
-        )
-        first = ops.cast(input_row_offsets, DType.int64)
-        # Request r's rows begin at `(first[r] + r * spare) // kpool`; times kpool,
-        # that needs no division.
-        spare = self.kpool - 1
-        begin = first + _count(first.shape[0], first) * spare
-        rows = _count(pooled.shape[0], first) * self.kpool + spare
-        slots = ops.cast(slot_idx, DType.int64)
-        return pooled, closed_pool, _spread(slots, _owners(begin, rows))
-
-    def _close_in_three_ops(
-        self,
-        tail: BufferValue,
-        k: TensorValue,
-        gate: TensorValue,
-        input_row_offsets: TensorValue,
-        cache_lengths: TensorValue,
-        slot_idx: TensorValue,
-    ) -> tuple[TensorValue, TensorValue, TensorValue]:
-        tables = (input_row_offsets, cache_lengths, slot_idx)
-        ape, kpool = self.index_kpool_compress_ape, self.kpool
-        pending, pending_pool = ring_close(tail, k, gate, ape, *tables, kpool=kpool)
-        offsets = pool_row_offsets(cache_lengths, input_row_offsets, kpool)
-        whole = compress(
-            k, gate, ape, input_row_offsets, offsets, cache_lengths, kpool=kpool
-        )
-        seed_tail(tail, k, gate, *tables, kpool=kpool)
-
-        first, cached, slots = (
-            ops.cast(table, DType.int64) for table in (offsets, cache_lengths, slot_idx)
-        )
-        rows = _count(whole.shape[0], first)
-        owners = _owners(first, rows)
-        # The first pool that a request completes alone is ceil(cached / kpool).
-        pool_before = (cached + (kpool - 1)) // kpool
-        pool_before -= ops.rebind(first[:-1], cached.shape)
-        whole_pool = ops.max(_spread(pool_before, owners) + rows, -1)
-        return (
-            ops.concat([pending, whole]),
-            ops.concat([pending_pool, ops.cast(whole_pool, DType.int32)]),
-            ops.concat([slots, _spread(slots, owners)]),
-        )
-
     def _store(
         self,
         pooled_keys: BufferValue,
@@ -426,7 +365,7 @@ class KPoolIndexer(Module):
         scores = ops.squeeze(ops.sum(weights * similar, axis=1), 1)
 
         position = ops.reshape(positions, (queries,))
-        last_member = _count(max_pools, position) * self.kpool + (self.kpool - 1)
+        last_member = count(max_pools, position) * self.kpool + (self.kpool - 1)
         complete = ops.unsqueeze(last_member, 0) <= ops.unsqueeze(position, 1)
         # top_k has no order for NaN, which is what a query that is not finite scores.
         eligible = ops.logical_and(complete, ops.logical_not(ops.is_nan(scores)))
@@ -437,7 +376,7 @@ class KPoolIndexer(Module):
         # Each query is a request of one token here: rows of one step may be padding.
         selected = expand_topk(
             ops.cast(pool_ids, DType.int32),
-            ops.cast(_count(queries + 1, position), DType.uint32),
+            ops.cast(count(queries + 1, position), DType.uint32),
             ops.cast(ops.max(position, 0), DType.uint32),
             kpool=self.kpool,
             always_select_tail=self.always_select_tail,
@@ -448,28 +387,3 @@ class KPoolIndexer(Module):
 
 def _float32(value: TensorValue) -> TensorValue:
     return ops.cast(value, DType.float32)
-
-
-def _count(size: Dim, like: TensorValue) -> TensorValue:
-    """Counts from 0 in int64, on the device of another tensor."""
-    return ops.range(0, size, out_dim=size, dtype=DType.int64, device=like.device)
-
-
-def _owners(first: TensorValue, rows: TensorValue) -> TensorValue:
-    """Finds the request of each row.
-
-    Args:
-        first: `[batch + 1]` int64; request `r` has rows `[first[r], first[r + 1])`.
-        rows: `[rows]` int64, row numbers.
-
-    Returns:
-        `[rows]` int64, `r + 1`; 0 and `batch + 1` for rows of no request.
-    """
-    begun = ops.unsqueeze(first, 0) <= ops.unsqueeze(rows, 1)
-    return ops.squeeze(ops.sum(ops.cast(begun, DType.int64), axis=1), 1)
-
-
-def _spread(values: TensorValue, owners: TensorValue) -> TensorValue:
-    """Gives each row its request's int64 value, `_NOBODY` where it has none."""
-    nobody = ops.constant([_NOBODY], DType.int64, values.device)
-    return ops.gather(ops.concat([nobody, values, nobody]), owners, axis=0)

@@ -385,13 +385,12 @@ class SlotPool:
         return slot
 
     def _span(self, call: str, request_id: Hashable) -> Span:
-        span = self._spans.get(request_id)
-        if span is None:
+        if request_id not in self._spans:
             raise SlotError(
                 f"{call}: request {request_id!r} owns no slot: it was never claimed, or"
                 " is released already; claim it first"
             )
-        return span
+        return self._spans[request_id]
 
     def _require_copied(self, call: str) -> None:
         if self._copies:
