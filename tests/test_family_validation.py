@@ -298,4 +298,4 @@ def test_an_operand_that_is_no_graph_value_is_named(op):
         inputs["cache_lengths"] = 3
         with pytest.raises(OperandError) as error:
             getattr(kpool_graph, op)(*inputs.values(), kpool=4)
-    assert str(error.value) == f"{op}: cache_lengths must be a graph tensor, got a int"
+    assert str(error.value) == f"{op}: cache_lengths must be a graph tensor, got an int"

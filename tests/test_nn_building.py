@@ -137,7 +137,7 @@ def test_buffers_that_are_not_the_modules_are_refused(next_n):
         next_n=next_n, pooled_keys=TensorType(DType.float32, ("s", 9, 8), HOST)
     ) == [
         "pooled_keys must be a graph buffer (a BufferType input), because it is"
-        " updated in place; got a TensorValue of float32 [Dim('s'), Dim(9), Dim(8)]"
+        " updated in place; got a TensorValue of float32 [s, 9, 8]"
     ]
 
 

@@ -262,6 +262,8 @@ def _rank_message(name: str, axes: Sequence[str], rank: int) -> str:
 
 
 def _describe(value: object) -> str:
+    kind = type(value).__name__
     if isinstance(value, TensorValue | BufferValue):
-        return f"a {type(value).__name__} of {value.dtype.name} {value.shape}"
-    return f"a {type(value).__name__}"
+        sizes = ", ".join(map(str, value.shape))
+        return f"a {kind} of {value.dtype.name} [{sizes}]"
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"

@@ -71,8 +71,9 @@ class TailRing:
             included, may be rejected without repair:
             `min_ring_len(kpool, 1 + speculative_tokens)`. With 0 the ring is the
             plain one of `kpool` entries, which survives the rejection of one token.
-        poison: Debug mode: a `SlotPool` fills a slot with NaN when it is claimed,
-            so that a read of what was never stashed shows in the output.
+        poison: Debug mode: a ring starts as NaN, and a `SlotPool` fills a slot with
+            it when it is claimed, so that a read of what was never stashed shows in
+            the output.
 
     Raises:
         OperandError: If a size or the dtype is not one of these.
@@ -126,7 +127,7 @@ class TailRing:
         return BufferType(self.dtype, self.shape, device or DeviceRef.CPU())
 
     def allocate(self, device: Device | None = None) -> Buffer:
-        """Allocates a ring, zero-filled.
+        """Allocates a ring, zero-filled, or filled with NaN if `poison`.
 
         Keep the buffer and pass it to every execution: it is what the ops
         remember requests by. A slot needs no clearing between owners.
@@ -137,6 +138,8 @@ class TailRing:
         Returns:
             The buffer.
         """
+        if self.poison:
+            return to_buffer(np.full(self.shape, np.nan), self.dtype, device)
         return Buffer.zeros(self.shape, self.dtype, device or CPU())
 
     def poison_slots(self, buffer: Buffer, slots: Iterable[int]) -> None:
