@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asserts import assert_same_bits
 from cases import MAX_SLOTS, any_bits, ape_for, poison, ring_for
+from drawn import pieces
 from models import Ring
 from ragged_asserts import first_rows, run_compress, run_ragged_update
 from ragged_models import (
@@ -68,16 +69,6 @@ def draw_requests(data, rng, op, room):
             st.lists(slots, min_size=1, max_size=4, unique=True), label="slots"
         )
     ]
-
-
-def pieces(total, sizes, largest):
-    """Cuts a total into the sizes given, as far as they go, and then the largest."""
-    cut = []
-    while total:
-        size = min(sizes.pop() if sizes else largest, total)
-        cut.append(size)
-        total -= size
-    return cut
 
 
 def draw_steps(data, requests, size, largest, label):

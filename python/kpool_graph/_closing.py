@@ -9,10 +9,11 @@ from ._rows import count, owners_of, spread
 from .ops import ragged_update, ring_close, seed_tail
 from .pools import compress, pool_row_offsets
 
-ClosedPools = tuple[TensorValue, TensorValue, TensorValue]
+ThreeValues = tuple[TensorValue, TensorValue, TensorValue]
+ClosedPools = ThreeValues
 
 
-def close_in_one_op(
+def close_ragged(
     tail: BufferValue,
     k: TensorValue,
     gate: TensorValue,
@@ -22,8 +23,9 @@ def close_in_one_op(
     slot_idx: TensorValue,
     *,
     kpool: int,
+    three_ops: bool = False,
 ) -> ClosedPools:
-    """Takes a step through `ragged_update`.
+    """Takes a ragged step, and tells whose the pools are that it closes.
 
     Args:
         tail: `[max_slots, 2, ring_len, head_dim]`, the ring; updated in place.
@@ -34,55 +36,39 @@ def close_in_one_op(
         cache_lengths: `[batch]` uint32, tokens before this step.
         slot_idx: `[batch]` uint32, slot of each request.
         kpool: Tokens per pool.
+        three_ops: Whether `ring_close`, `compress` and `seed_tail` do the step in
+            place of `ragged_update`. The rows are others then.
 
     Returns:
         pooled `[rows, head_dim]`, dtype of the ring; closed_pool `[rows]` int32, -1
         where unused; slots `[rows]` int64, of no meaning where unused.
     """
+    close = _in_three_ops if three_ops else _in_one_op
     tables = (input_row_offsets, cache_lengths, slot_idx)
-    pooled, closed_pool = ragged_update(tail, k, gate, ape, *tables, kpool=kpool)
-    first = ops.cast(input_row_offsets, DType.int64)
+    return close(tail, (k, gate, ape), tables, kpool)
+
+
+def _in_one_op(
+    tail: BufferValue, members: ThreeValues, tables: ThreeValues, kpool: int
+) -> ClosedPools:
+    pooled, closed_pool = ragged_update(tail, *members, *tables, kpool=kpool)
+    first, _, slots = (ops.cast(table, DType.int64) for table in tables)
     # Request r's rows begin at `(first[r] + r * spare) // kpool`; times kpool, that
     # needs no division.
     spare = kpool - 1
     begin = first + count(first.shape[0], first) * spare
     rows = count(pooled.shape[0], first) * kpool + spare
-    slots = ops.cast(slot_idx, DType.int64)
     return pooled, closed_pool, spread(slots, owners_of(begin, rows))
 
 
-def close_in_three_ops(
-    tail: BufferValue,
-    k: TensorValue,
-    gate: TensorValue,
-    ape: TensorValue,
-    input_row_offsets: TensorValue,
-    cache_lengths: TensorValue,
-    slot_idx: TensorValue,
-    *,
-    kpool: int,
+def _in_three_ops(
+    tail: BufferValue, members: ThreeValues, tables: ThreeValues, kpool: int
 ) -> ClosedPools:
-    """Takes a step through `ring_close`, `compress` and `seed_tail`.
-
-    Args:
-        tail: As for `close_in_one_op`, and so are all others.
-        k: Keys.
-        gate: Gate scores.
-        ape: Within-pool position embedding.
-        input_row_offsets: First token row of each request.
-        cache_lengths: Tokens before this step.
-        slot_idx: Slot of each request.
-        kpool: Tokens per pool.
-
-    Returns:
-        As `close_in_one_op`, in other rows.
-    """
-    tables = (input_row_offsets, cache_lengths, slot_idx)
-    pending, pending_pool = ring_close(tail, k, gate, ape, *tables, kpool=kpool)
+    k, gate, _ = members
+    input_row_offsets, cache_lengths, slot_idx = tables
+    pending, pending_pool = ring_close(tail, *members, *tables, kpool=kpool)
     offsets = pool_row_offsets(cache_lengths, input_row_offsets, kpool)
-    whole = compress(
-        k, gate, ape, input_row_offsets, offsets, cache_lengths, kpool=kpool
-    )
+    whole = compress(*members, input_row_offsets, offsets, cache_lengths, kpool=kpool)
     seed_tail(tail, k, gate, *tables, kpool=kpool)
 
     first, cached, slots = (

@@ -25,7 +25,7 @@ from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.nn.norm import LayerNorm
 
-from ._closing import close_in_one_op, close_in_three_ops
+from ._closing import close_ragged
 from ._rows import count, owners_of, spread
 from ._validate import RING_DTYPES, Problems
 from .buffers import to_buffer, to_numpy
@@ -207,9 +207,16 @@ class KPoolIndexer(Module):
 
         k, gate = self._keys(hidden)
         tables = (input_row_offsets, cache_lengths, slot_idx)
-        close = close_in_three_ops if three_ops else close_in_one_op
-        ape = self.index_kpool_compress_ape
-        self._store(pooled_keys, *close(tail, k, gate, ape, *tables, kpool=self.kpool))
+        closed = close_ragged(
+            tail,
+            k,
+            gate,
+            self.index_kpool_compress_ape,
+            *tables,
+            kpool=self.kpool,
+            three_ops=three_ops,
+        )
+        self._store(pooled_keys, *closed)
 
         first, cached, slots = (ops.cast(table, DType.int64) for table in tables)
         rows = count(hidden.shape[0], first)
