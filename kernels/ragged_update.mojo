@@ -306,6 +306,13 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         var requests = self.batch.requests
         var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
         for request in range(first, min(last, requests)):
+            if request + 1 < requests:
+                var next = self.batch.chunk(request + 1)
+                self.tail.prefetch[Self.kpool](
+                    Int(load[1](self.slot_idx, request + 1)),
+                    next.first_position,
+                    next.end_position(),
+                )
             self.update_request[LANES, COPY_WIDTH, Self.head_dim](
                 request, ape.data, 0
             )

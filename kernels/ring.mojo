@@ -3,7 +3,7 @@
 from layout import TensorLayout, TileTensor
 
 from .tokens import TokenRows
-from .vectors import WritePointer, store, writable
+from .vectors import WritePointer, prefetch_channels, store, writable
 
 comptime KEY_PLANE = 0
 """Index of the keys on axis 1."""
@@ -106,6 +106,36 @@ struct TailRing[dtype: DType, head_dim: Int, ring_len: Int](
             The entry's first channel.
         """
         return self._at(slot, plane, self._index(position))
+
+    @inline(.always)
+    def prefetch[
+        kpool: Int
+    ](self, slot: Int, first_position: Int, last_position: Int):
+        """Asks a CPU for the entries that some tokens will read or take.
+
+        Requests' slots are scattered, so no hardware looks ahead to the next one.
+
+        Parameters:
+            kpool: Tokens per pool.
+
+        Args:
+            slot: The request's slot; any, existing or not.
+            first_position: Position of the first token.
+            last_position: Position after the last token.
+        """
+        var oldest = first_position // kpool * kpool
+        if last_position < oldest + kpool:
+            # No pool closes, and so none is read.
+            oldest = first_position
+        for position in range(
+            oldest, min(last_position, oldest + Self.ring_len)
+        ):
+            prefetch_channels[Self.head_dim](
+                self.entry(slot, KEY_PLANE, position)
+            )
+            prefetch_channels[Self.head_dim](
+                self.entry(slot, GATE_PLANE, position)
+            )
 
     @inline(.always)
     def stash[

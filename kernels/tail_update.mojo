@@ -256,6 +256,13 @@ struct TailUpdate[
         comptime COPY_WIDTH = cpu_copy_width[Self.dtype, Self.head_dim]()
         var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
         for row in range(first, last):
+            if row + 1 < last:
+                var next = self.steps.plan(row + 1)
+                self.tail.prefetch[Self.kpool](
+                    next.slot,
+                    next.first_position,
+                    next.first_position + next.count,
+                )
             self.update_channels[LANES, COPY_WIDTH, Self.head_dim](
                 row, self.steps.plan(row), ape.data, 0
             )

@@ -1,14 +1,17 @@
 """The tokens a call brings: their keys and gate scores."""
 
-from std.sys import size_of
-from std.sys.intrinsics import prefetch
 from layout import TileTensor
 
-from .vectors import ReadPointer, WritePointer, load, readable
+from .vectors import (
+    ReadPointer,
+    WritePointer,
+    load,
+    prefetch_channels,
+    readable,
+)
 
 comptime PREFETCHED_POOLS = 2
 """How many pools ahead a CPU asks for tokens."""
-comptime _CACHE_LINE = 64
 
 
 struct TokenRows[dtype: DType, head_dim: Int](TrivialRegisterPassable):
@@ -115,9 +118,6 @@ struct TokenRows[dtype: DType, head_dim: Int](TrivialRegisterPassable):
             first_row: Row of the first token; any, existing or not.
             rows: Tokens.
         """
-        comptime LINE = max(_CACHE_LINE // size_of[Scalar[Self.dtype]](), 1)
-        for channel in range(
-            first_row * Self.head_dim, (first_row + rows) * Self.head_dim, LINE
-        ):
-            prefetch(self.k.unsafe_offset(channel))
-            prefetch(self.gate.unsafe_offset(channel))
+        for row in range(first_row, first_row + rows):
+            prefetch_channels[Self.head_dim](self.key_row(row))
+            prefetch_channels[Self.head_dim](self.score_row(row))

@@ -2,6 +2,7 @@
 
 from std.math import gcd
 from std.sys import align_of, is_gpu, size_of
+from std.sys.intrinsics import prefetch
 from layout import TileTensor
 
 comptime ReadPointer[dtype: DType] = Pointer[Scalar[dtype], ImmUntrackedOrigin]
@@ -21,6 +22,7 @@ comptime VECTOR_BYTES = 16
 """Widest access of a GPU thread."""
 comptime _GPU_POOL_REGISTERS = 64
 comptime _CPU_COPY_BYTES = 128
+comptime _CACHE_LINE = 64
 
 
 def cpu_copy_width[dtype: DType, head_dim: Int]() -> Int:
@@ -178,3 +180,24 @@ def store_zero[
     """
     for vector in range(channels // width):
         store(data, offset + vector * width, SIMD[dtype, width](0))
+
+
+@inline(.always)
+def prefetch_channels[
+    dtype: DType, mut: Bool, origin: Origin[mut=mut], //, channels: Int
+](row: Pointer[Scalar[dtype], origin]):
+    """Asks a CPU for memory before it is needed.
+
+    Parameters:
+        dtype: Element type.
+        mut: Whether the memory is mutable.
+        origin: Origin of the pointer.
+        channels: Channels to ask for.
+
+    Args:
+        row: The first of them; any address, valid or not.
+    """
+    for channel in range(
+        0, channels, max(_CACHE_LINE // size_of[Scalar[dtype]](), 1)
+    ):
+        prefetch(row.unsafe_offset(channel))
