@@ -10,7 +10,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PARITY := .venv-parity/.installed
 BENCH := .venv-bench/.installed
+SERVE := .venv-serve/.installed
 COMMA := ,
+DOCUMENTED := $(addprefix kpool_graph, .nn .reference .reference_ragged \
+  .reference_indexer .testing)
 LINTERS := .venv/.linters
 MOJO_DIRS := kernels tests/kernels benchmarks
 MBLACK := $(BIN)/mblack --fast --preview -t mojo
@@ -35,8 +38,16 @@ test-slow: $(INSTALLED) ## run the slow tests: GPU compiles, wheel, demo
 test-parity: $(PARITY) ## compare with Hugging Face transformers (installs torch)
 	$(PARITY:.installed=bin)/python -m pytest tests/parity $(ARGS)
 
+.PHONY: test-serve
+test-serve: $(SERVE) ## serve a model with max serve and check its answers (installs modular)
+	$(SERVE:.installed=bin)/python -m pytest tests/serve $(ARGS)
+
+.PHONY: serve-demo
+serve-demo: $(SERVE) ## serve a model, ask it two prompts, check them (installs modular)
+	$(SERVE:.installed=bin)/python -m kpool_graph serve-demo $(ARGS)
+
 .PHONY: bench
-bench: $(BENCH) ## time the ops beside their peers (installs torch, jax; an hour or so)
+bench: $(BENCH) ## time the ops beside their peers (installs torch, jax; half an hour or so)
 	$(BENCH:.installed=bin)/python -m benchmarks run $(ARGS)
 
 .PHONY: bench-quick
@@ -70,6 +81,10 @@ format: $(LINTERS) ## rewrite the sources in the house style
 	$(BIN)/python -m ruff format .
 	$(MBLACK) $(MOJO_DIRS)
 
+.PHONY: docs
+docs: $(INSTALLED) ## write the API reference to build/docs
+	$(BIN)/python -m pdoc --docformat google --output-directory build/docs kpool_graph $(DOCUMENTED)
+
 .PHONY: wheel
 wheel: $(INSTALLED) ## build sdist and wheel into dist/
 	$(BIN)/python -m build
@@ -79,7 +94,7 @@ venv: $(INSTALLED) ## install into .venv (PYTHON=python3.12 picks another Python
 
 .PHONY: clean
 clean: ## remove .venv, builds and caches
-	rm -rf .venv .venv-parity .venv-bench build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-parity .venv-bench .venv-serve build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Makes a virtual environment with this package and some of its extras.
@@ -107,6 +122,9 @@ $(PARITY): pyproject.toml
 
 $(BENCH): pyproject.toml
 	$(call install,bench)
+
+$(SERVE): pyproject.toml
+	$(call install,test$(COMMA)serve)
 
 $(LINTERS): $(INSTALLED)
 	@echo "Installing the linters into .venv."

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from ._versions import MAX_VERSION, __version__
 
+# What a shell reports of a program that Ctrl-C ended.
+INTERRUPTED = 130
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
@@ -19,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all is well, 1 if a check failed, 2 if it could not
-        be made.
+        be made, 130 if it was interrupted.
 
     Raises:
         SystemExit: If the arguments are wrong, or ask for help or the version.
@@ -28,6 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A bar or a file's name that the encoding lacks must not end the run.
             stream.reconfigure(errors="replace")
+    arguments = _parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kpool", description="The k-pool tail ring for MAX graphs."
     )
@@ -59,6 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=("cpu", "gpu"),
         help="where the graphs run (default: the first GPU, or the CPU if there"
         " is none)",
+    )
+
+    commands.add_parser(
+        "serve-demo",
+        help="a k-pooled model on max serve, its answers checked",
+        description="Makes a tiny random checkpoint, serves it with max serve on"
+        " 127.0.0.1, asks two prompts, and compares the answers with NumPy. Needs"
+        " the extra: pip install 'kpool-graph[serve]'.",
     )
 
     commands.add_parser(
@@ -94,12 +114,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--svg", type=Path, metavar="FILE", help="draw the same to this file"
     )
 
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
     # Imported late: they need MAX, and `kpool doctor` must start without it.
     if args.command == "demo":
         from .demo import run_demo
 
         return run_demo(args.text, args.device)
+    if args.command == "serve-demo":
+        from .serve_demo import run_serve_demo
+
+        return run_serve_demo()
     if args.command == "trace":
         from .trace import run_trace
 

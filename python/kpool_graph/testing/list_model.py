@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import reference
-from .reference import Array
+from .. import reference
+from ..reference import Array
 
 
 class ListModel:
