@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kpool_graph.cli import INTERRUPTED
+
 from . import ROOT, machine, plot, rows, summary
 from .cases import choose
 from .providers import NAMES, missing
@@ -26,13 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; those of the process if not given.
 
     Returns:
-        The exit status: 0 if all is well, 1 if a provider was wrong or failed.
+        The exit status: 0 if all is well, 1 if a provider was wrong or failed, 130
+        if it was interrupted.
 
     Raises:
         SystemExit: If the arguments are wrong, or ask for help.
     """
     arguments = _parser().parse_args(argv)
-    return int(arguments.call(arguments))
+    try:
+        return int(arguments.call(arguments))
+    except KeyboardInterrupt:
+        if arguments.call is not _worker:
+            print("Interrupted: nothing was written.", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if reason := missing(provider):
             print(f"{provider}: not installed ({reason})", file=sys.stderr)
     found: list[rows.Row] = []
+    print("Compiling the graphs: some minutes, once.", file=sys.stderr, flush=True)
     # With all CPUs, as the processes that are timed have few to compile on.
     status = _start(["--threads", "0", *options])
     with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +212,39 @@ def test_a_broken_kernel_fails_the_demo(mutation, message, tmp_path):
     assert run.returncode == 1, run.stdout + run.stderr
     assert re.search(message, run.stderr), run.stderr
     assert len(ROW.findall(run.stdout)) == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "begins", "ends"),
+    [
+        ("kpool_graph", ["demo"], "Compiling", "Interrupted."),
+        (
+            "benchmarks",
+            ["run", "--quick"],
+            "Compiling",
+            "Interrupted: nothing was written.",
+        ),
+    ],
+    ids=["demo", "benchmarks"],
+)
+def test_an_interrupted_command_ends_without_a_traceback(
+    module: str, arguments: list[str], begins: str, ends: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=PACKAGE_ROOT.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as command:
+        assert command.stdout
+        for line in command.stdout:
+            if line.startswith(begins):
+                break
+        # As a terminal does: to the whole group.
+        os.killpg(command.pid, signal.SIGINT)
+        output, _ = command.communicate(timeout=120)
+    assert command.returncode == 130, output
+    assert "Traceback" not in output
+    assert output.splitlines()[-1] == ends
