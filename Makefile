@@ -81,9 +81,10 @@ format: $(LINTERS) ## rewrite the sources in the house style
 	$(BIN)/python -m ruff format .
 	$(MBLACK) $(MOJO_DIRS)
 
+# pdoc may run programs: max.nn compiles a module of its own at its first import.
 .PHONY: docs
 docs: $(INSTALLED) ## write the API reference to build/docs
-	$(BIN)/python -m pdoc --docformat google --output-directory build/docs kpool_graph $(DOCUMENTED)
+	PDOC_ALLOW_EXEC=1 $(BIN)/python -m pdoc --docformat google --output-directory build/docs kpool_graph $(DOCUMENTED)
 
 .PHONY: wheel
 wheel: $(INSTALLED) ## build sdist and wheel into dist/

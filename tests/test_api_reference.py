@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,10 +25,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         text=True,
         check=True,
     ).stdout
-    command = recipe.split()
+    setting, *command = recipe.split()
+    environment = {**os.environ, **dict([setting.split("=")])}
     where = command.index("build/docs")
     command[0], command[where] = sys.executable, str(tmp_path_factory.mktemp("docs"))
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert run.returncode == 0 and "Warn" not in run.stderr, run.stderr
     folder = Path(command[where])
     return {
