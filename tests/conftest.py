@@ -34,6 +34,11 @@ settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+def pytest_report_header() -> str:
+    """Says why the first modules take long."""
+    return "graphs: MAX compiles them in the first run, for some minutes"
+
+
 @pytest.fixture(scope="session")
 def models() -> dict[object, compiled.Call]:
     """Every declared graph, compiled. Slow once per session."""
