@@ -37,7 +37,7 @@ def test_a_plain_ring_loses_a_member_to_a_rejected_token():
     [write] = third.lost
     assert (write.token, write.entry) == (Token(4, True), 0)
     assert write.replaced == Token(0, False)
-    [pool] = (write.closed for write in fourth.writes if write.closed)
+    [pool] = fourth.closed
     assert pool.strays == [(0, Token(4, True))]
 
 
@@ -59,10 +59,7 @@ def test_the_shortest_safe_ring_closes_every_pool_right(kpool: int, next_n: int)
 
 def test_a_pool_closed_by_a_rejected_token_closes_again():
     closed = [
-        (write.closed.id, write.closed.provisional)
-        for step in follow(6).steps
-        for write in step.writes
-        if write.closed
+        (pool.id, pool.provisional) for step in follow(6).steps for pool in step.closed
     ]
     assert closed[:3] == [(0, True), (0, True), (0, False)]
 
@@ -73,7 +70,7 @@ def test_an_entry_that_was_never_written_is_a_stray():
 
 
 def test_the_report_names_the_lost_token_and_counts_the_wrong_pools():
-    text = report([follow(4), follow(6)], 3, 2)
+    text = report([follow(4), follow(6)])
     plain, wide = text.split("ring_len 6, a wide ring\n")
     assert "(4) took entry 0 from 0, still needed" in plain
     assert "pool 0 closes WRONG: (4) 1 2 3" in plain
@@ -84,7 +81,7 @@ def test_the_report_names_the_lost_token_and_counts_the_wrong_pools():
 
 
 def test_the_drawing_shows_the_same_cells():
-    root = ElementTree.fromstring(draw([follow(4), follow(6)], 3, 2))
+    root = ElementTree.fromstring(draw([follow(4), follow(6)]))
     svg = "{http://www.w3.org/2000/svg}"
     kinds = [each.get("class") for each in root.iter(f"{svg}rect")]
     # One in the legend.
@@ -103,8 +100,8 @@ def test_the_command_prints_both_rings_and_writes_the_drawing(tmp_path, capsys):
     picture = tmp_path / "ring.svg"
     arguments = ["trace", "--kpool", "4", "--next-n", "3", "--reject", "2"]
     assert main([*arguments, "--steps", "6", "--svg", str(picture)]) == 0
-    assert report([follow(4), follow(6)], 3, 2) in capsys.readouterr().out
-    assert picture.read_text(encoding="utf-8") == draw([follow(4), follow(6)], 3, 2)
+    assert report([follow(4), follow(6)]) in capsys.readouterr().out
+    assert picture.read_text(encoding="utf-8") == draw([follow(4), follow(6)])
 
 
 def test_one_token_a_step_needs_no_second_ring(capsys):

@@ -95,6 +95,11 @@ class Step:
     live: range
 
     @property
+    def closed(self) -> list[Pool]:
+        """The pools that it closed."""
+        return [write.closed for write in self.writes if write.closed]
+
+    @property
     def lost(self) -> list[Write]:
         """The writes that took the entry of a token the next step needs."""
         return [
@@ -112,23 +117,23 @@ class Trace:
 
     Attributes:
         kpool: Tokens per pool.
+        next_n: Tokens that each step appends.
+        reject: How many of them, the last ones, it rejects.
         ring_len: Entries of the ring.
         steps: The steps.
     """
 
     kpool: int
+    next_n: int
+    reject: int
     ring_len: int
     steps: tuple[Step, ...]
 
     @property
     def pools(self) -> list[Pool]:
         """The pools that were closed for good."""
-        return [
-            write.closed
-            for step in self.steps
-            for write in step.writes
-            if write.closed and not write.closed.provisional
-        ]
+        closed = (pool for step in self.steps for pool in step.closed)
+        return [pool for pool in closed if not pool.provisional]
 
 
 def trace(*, kpool: int, next_n: int, reject: int, ring_len: int, steps: int) -> Trace:
@@ -157,7 +162,7 @@ def trace(*, kpool: int, next_n: int, reject: int, ring_len: int, steps: int) ->
         live = range(accepted // kpool * kpool, accepted)
         taken.append(Step(tuple(writes), _held(tail, tokens), live))
         first = accepted
-    return Trace(kpool, ring_len, tuple(taken))
+    return Trace(kpool, next_n, reject, ring_len, tuple(taken))
 
 
 def _put(tail: reference.Array, tokens: list[Token]) -> Write:

@@ -35,13 +35,11 @@ _LEGEND = (
 )
 
 
-def draw(traces: Sequence[Trace], next_n: int, reject: int) -> str:
+def draw(traces: Sequence[Trace]) -> str:
     """Draws what happened on each ring: a row of cells a step.
 
     Args:
         traces: The same steps on one ring each.
-        next_n: Tokens a step appends.
-        reject: How many of them each step rejects.
 
     Returns:
         An SVG document.
@@ -55,7 +53,7 @@ def draw(traces: Sequence[Trace], next_n: int, reject: int) -> str:
         note for each in traces for step in each.steps for note in [_note(step)] if note
     ]
     legend_x = _LEFT + sum(_text_width(words) + 28 for _, words in _LEGEND)
-    heading = headline(traces[0].kpool, next_n, reject)
+    heading = headline(traces[0])
     width = max(
         legend_x,
         _LEFT + _text_width(heading),
@@ -76,7 +74,8 @@ def draw(traces: Sequence[Trace], next_n: int, reject: int) -> str:
             for entry, token in enumerate(step.entries):
                 shapes += _cell(cells_x + entry * _PITCH, y, token, _kind(step, entry))
             if note := _note(step):
-                kind = "wrong" if step.lost or "WRONG" in note else "note"
+                wrong = step.lost or any(pool.strays for pool in step.closed)
+                kind = "wrong" if wrong else "note"
                 shapes.append(_text(notes_x, y + 24, note, kind))
             y += _ROW + 4
         shapes.append(_text(_LEFT, y + 16, verdict(each), ""))

@@ -4,44 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ._trace_steps import Step, Trace, Write
+from ._trace_steps import Pool, Step, Trace
 
 _EMPTY = "."
 
 
-def report(traces: Sequence[Trace], next_n: int, reject: int) -> str:
+def report(traces: Sequence[Trace]) -> str:
     """Writes what happened on each ring.
 
     Args:
         traces: The same steps on one ring each.
-        next_n: Tokens a step appends.
-        reject: How many of them each step rejects.
 
     Returns:
         The text, with a final newline.
     """
-    parts = [headline(traces[0].kpool, next_n, reject)]
+    parts = [headline(traces[0])]
     for each in traces:
         parts.append("\n".join([title(each), *_table(each), verdict(each)]))
     return "\n\n".join(parts) + "\n"
 
 
-def headline(kpool: int, next_n: int, reject: int) -> str:
+def headline(trace: Trace) -> str:
     """Says what the steps are like.
 
     Args:
-        kpool: Tokens per pool.
-        next_n: Tokens a step appends.
-        reject: How many of them each step rejects.
+        trace: What happened on one ring.
 
     Returns:
         A line.
     """
-    tokens = f"{next_n} tokens" if next_n > 1 else "one token"
-    line = f"Pools of {kpool} tokens. Each step appends {tokens}"
-    if not reject:
+    tokens = f"{trace.next_n} tokens" if trace.next_n > 1 else "one token"
+    line = f"Pools of {trace.kpool} tokens. Each step appends {tokens}"
+    if not trace.reject:
         return f"{line}, none of them rejected."
-    drafts = f"the last {reject} of them" if reject > 1 else "the last of them"
+    many = trace.reject > 1
+    drafts = f"the last {trace.reject} of them" if many else "the last of them"
     return f"{line} and rejects {drafts}, which stand in brackets."
 
 
@@ -80,7 +77,7 @@ def events(step: Step) -> list[str]:
     Returns:
         A sentence each.
     """
-    said = [_closing(write) for write in step.writes if write.closed]
+    said = [_closing(pool) for pool in step.closed]
     said += [
         f"{write.token} took entry {write.entry} from {write.replaced}, still needed"
         for write in step.lost
@@ -88,9 +85,7 @@ def events(step: Step) -> list[str]:
     return said
 
 
-def _closing(write: Write) -> str:
-    pool = write.closed
-    assert pool
+def _closing(pool: Pool) -> str:
     members = " ".join(str(member or "?") for member in pool.members)
     if pool.strays:
         return f"pool {pool.id} closes WRONG: {members}"

@@ -55,8 +55,8 @@ def run_trace(
     wide = ring_len or min_ring_len(kpool, next_n)
     sizes = {"kpool": kpool, "next_n": next_n, "reject": reject, "steps": steps}
     traces = [trace(ring_len=each, **sizes) for each in sorted({kpool, wide})]
-    print(report(traces, next_n, reject), end="")
+    print(report(traces), end="")
     if svg:
-        svg.write_text(draw(traces, next_n, reject), encoding="utf-8")
+        svg.write_text(draw(traces), encoding="utf-8")
         print(f"\nwrote {svg}")
     return 0
