@@ -23,7 +23,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 TASKS = set(
     re.findall(r"^\[tasks\.([a-z-]+)\]", (ROOT / "pixi.toml").read_text(), re.MULTILINE)
 )
-# Tools of others, and what `make bench-gpu` packs; tests of their own run them.
+# Tools of others, and what `make bench-gpu` packs: known by name only.
 FOREIGN = {"max", "curl", "pip", "tar", "kpool-gpu-bench/run"}
 
 
