@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from max.driver import CPU, Buffer
+from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import BufferType, DeviceRef, Graph, TensorType
@@ -85,7 +85,7 @@ class Model:
         ring = kpool_graph.TailRing(MAX_SLOTS, KPOOL, HEAD_DIM, DType.float32)
         pools = (MAX_SLOTS, MAX_POOLS, HEAD_DIM)
         self._tail = ring.allocate()
-        self._pooled_keys = Buffer.zeros(pools, DType.float32)
+        self._pooled_keys = kpool_graph.to_buffer(np.zeros(pools), DType.float32)
 
         host = DeviceRef.CPU()
         tokens = TensorType(DType.float32, ("total_tokens", HIDDEN_SIZE), host)

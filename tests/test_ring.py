@@ -11,10 +11,11 @@ from max.dtype import DType
 from max.graph import DeviceRef
 
 from asserts import assert_same_bits, run_tail_update
-from cases import DTYPES, update_operands
+from cases import DTYPES, TAIL_UPDATES, update_operands
 from kpool_graph import OperandError, TailRing, tail_update
 from models import STORAGE, Call, OwnGraph, Ring, TailUpdate, declare, to_storage
 
+GLM = TAIL_UPDATES[-1]
 OP = TailUpdate(DType.float16, 40, 4, 2, 5)
 OP_RING = TailRing(6, 4, 40, DType.float16, ring_len=5)
 
@@ -60,6 +61,20 @@ def test_an_allocated_ring_is_zero(dtype):
     for buffer in (ring.allocate(), ring.allocate(CPU())):
         assert (buffer.dtype, tuple(buffer.shape)) == (dtype, ring.shape)
         assert_same_bits(to_storage(buffer), np.zeros(ring.shape, STORAGE[dtype]))
+
+
+def test_an_allocated_ring_is_filled_when_the_call_returns(models):
+    """A fill that goes on wipes what the first step stashes; this one takes long."""
+    ring = TailRing(2**16, GLM.kpool, GLM.head_dim, GLM.dtype, GLM.ring_len)
+    last = ring.max_slots - 1
+    k, gate, *tables = update_operands(
+        np.random.default_rng(0), GLM, [np.arange(GLM.next_n)], [last]
+    )
+    for _ in range(5):
+        buffer = ring.allocate()
+        models[GLM](buffer, k, gate, *tables)
+        stashed = to_storage(buffer)[last, :, : GLM.next_n]
+        assert_same_bits(stashed, np.concatenate([k, gate]), "last slot")
 
 
 def test_an_allocated_ring_fits_a_graph_of_its_buffer_type_and_persists(models):

@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from max.driver import Buffer
 from max.dtype import DType
 
 import models
 from cases import DTYPES
-from kpool_graph import OperandError, SlotError, SlotPool, TailRing
+from kpool_graph import OperandError, SlotError, SlotPool, TailRing, to_buffer
 from kpool_graph.reference import values
 from kpool_graph.slots import PADDING_SLOT
 
@@ -287,7 +286,7 @@ def test_until_forks_are_copied_no_step_is_made():
 @pytest.mark.parametrize("layers", [(), (3,)], ids=["one_layer", "stacked"])
 def test_a_poisoned_slot_is_nan_when_it_is_claimed(dtype, layers):
     ring = TailRing(5, 4, 12, dtype, speculative_tokens=1, poison=True)
-    buffer = Buffer.zeros((*layers, *ring.shape), dtype)
+    buffer = to_buffer(np.zeros((*layers, *ring.shape)), dtype)
     pool = SlotPool(ring, buffers=[buffer])
     pool.claim("a")
     pool.claim("b")

@@ -130,7 +130,9 @@ class TailRing:
         """Allocates a ring, zero-filled, or filled with NaN if `poison`.
 
         Keep the buffer and pass it to every execution: it is what the ops
-        remember requests by. A slot needs no clearing between owners.
+        remember requests by. A slot needs no clearing between owners. Where something
+        else allocates it, the fill must have ended before the first step: that of
+        `Buffer.zeros` has after `device.synchronize()`.
 
         Args:
             device: Where the graph runs; the CPU if not given.
@@ -140,7 +142,11 @@ class TailRing:
         """
         if self.poison:
             return to_buffer(np.full(self.shape, np.nan), self.dtype, device)
-        return Buffer.zeros(self.shape, self.dtype, device or CPU())
+        buffer = Buffer.zeros(self.shape, self.dtype, device or CPU())
+        # The fill is queued, on the CPU too, and a graph does not wait for it: it would
+        # wipe what the first step stashes.
+        buffer.device.synchronize()
+        return buffer
 
     def poison_slots(self, buffer: Buffer, slots: Iterable[int]) -> None:
         """Fills whole slots with NaN, on the device.
