@@ -302,7 +302,8 @@ def _pool_scaled[
     The mean of finite keys is finite and of their size, but on the way to it
     their sum may overflow, and products lose digits among subnormal numbers.
     With weights scaled by a power of two neither happens. The mean never leaves
-    the range of its members. Infinities and NaN among the members come out as they went in.
+    the range of its members. Infinities and NaN among the members come out as they
+    went in.
     """
     comptime Vector = SIMD[.float32, width]
     var largest = Vector(0)

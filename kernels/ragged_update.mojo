@@ -305,8 +305,9 @@ struct RaggedUpdate[dtype: DType, head_dim: Int, kpool: Int, ring_len: Int](
         comptime COPY_WIDTH = cpu_copy_width[Self.dtype, Self.head_dim]()
         var requests = self.batch.requests
         var ape = LaneTable[LANES](self.ape, Self.kpool * Self.head_dim)
-        for request in range(first, min(last, requests)):
-            if request + 1 < requests:
+        var last_request = min(last, requests)
+        for request in range(first, last_request):
+            if request + 1 < last_request:
                 var next = self.batch.chunk(request + 1)
                 self.tail.prefetch[Self.kpool](
                     Int(load[1](self.slot_idx, request + 1)),
