@@ -164,7 +164,10 @@ def test_wheel_carries_the_modules_the_kernels_and_the_examples(wheel):
     sources = ROOT / "python/kpool_graph"
     modules = {str(path.relative_to(sources)) for path in sources.rglob("*.py")}
     kernels = {f"kernels/{path.name}" for path in (ROOT / "kernels").glob("*.mojo")}
-    texts = {f"texts/{path.name}" for path in (ROOT / "examples/texts").glob("*.txt")}
+    texts = {
+        f"examples/texts/{path.name}"
+        for path in (ROOT / "examples/texts").glob("*.txt")
+    }
     served = {
         str(path.relative_to(ROOT))
         for pattern in ("*.py", "*.md")

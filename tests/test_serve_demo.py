@@ -54,7 +54,7 @@ def test_the_model_to_serve_ships_with_the_package():
 
 def test_a_missing_model_is_told_with_where_it_was_looked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "kpool_graph.serve_demo.__file__", str(tmp_path / "a" / "b" / "serve_demo.py")
+        "kpool_graph._shipped.__file__", str(tmp_path / "a" / "b" / "_shipped.py")
     )
     with pytest.raises(ServeDemoError) as error:
         example_folder()

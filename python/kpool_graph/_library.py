@@ -13,6 +13,8 @@ import platformdirs
 from max.graph import Graph
 from mojo.run import subprocess_run_mojo
 
+from ._shipped import first_with, shipped
+
 # The compiler bakes the file's stem into it as the module's name.
 LIBRARY_NAME = "kpool_ops.mojoc"
 SOURCE_VARIABLE = "KPOOL_GRAPH_KERNELS"
@@ -36,21 +38,15 @@ def source_dir() -> Path:
         KernelBuildError: If none of them holds a Mojo package.
     """
     override = os.environ.get(SOURCE_VARIABLE)
-    here = Path(__file__).resolve().parent
-    candidates = (
-        [Path(override)]
-        if override
-        else [here / "kernels", here.parents[1] / "kernels"]
-    )
-    for candidate in candidates:
-        if (candidate / "__init__.mojo").is_file():
-            return candidate
-    tried = " and ".join(str(candidate) for candidate in candidates)
-    raise KernelBuildError(
-        f"the Mojo kernels of kpool_graph are missing: looked in {tried}."
-        " Reinstall the package"
-        + (f", or unset {SOURCE_VARIABLE}." if override else ".")
-    )
+    folders = [Path(override)] if override else shipped("kernels")
+    try:
+        return first_with("__init__.mojo", folders)
+    except FileNotFoundError as error:
+        raise KernelBuildError(
+            f"the Mojo kernels of kpool_graph are missing: {error}."
+            " Reinstall the package"
+            + (f", or unset {SOURCE_VARIABLE}." if override else ".")
+        ) from None
 
 
 def registered_ops() -> list[str]:

@@ -22,6 +22,7 @@ from ._batching import PADDING, Chunk, Row, schedule
 from ._demo_model import KPOOL, VOCABULARY, DemoModel
 from ._demo_oracle import Oracle, Request
 from ._library import KernelBuildError
+from ._shipped import first_with, shipped
 
 Array = npt.NDArray[Any]
 
@@ -72,16 +73,14 @@ def shipped_texts() -> list[Path]:
     Raises:
         DemoError: If there are none.
     """
-    here = Path(__file__).resolve().parent
-    folders = [here / "texts", here.parents[1] / "examples" / "texts"]
-    for folder in folders:
-        if texts := sorted(folder.glob("*.txt")):
-            return texts
-    tried = " and ".join(str(folder) for folder in folders)
-    raise DemoError(
-        f"the demo's texts are missing: looked in {tried}. Reinstall the package,"
-        " or name files with --text."
-    )
+    try:
+        folder = first_with("*.txt", shipped("examples/texts"))
+    except FileNotFoundError as error:
+        raise DemoError(
+            f"the demo's texts are missing: {error}. Reinstall the package, or name"
+            " files with --text."
+        ) from None
+    return sorted(folder.glob("*.txt"))
 
 
 def read_request(path: Path) -> Request:

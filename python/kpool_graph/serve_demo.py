@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from ._library import KernelBuildError, kernels_path
+from ._shipped import first_with, shipped
 from .testing import MaxServer, Prompt, ReferenceDecoder, ServerError
 
 _MAX_TOKENS = 16
@@ -55,15 +56,12 @@ def example_folder() -> Path:
     Raises:
         ServeDemoError: If it is missing.
     """
-    here = Path(__file__).resolve().parent
-    folders = [root / "examples" / "serve" for root in (here, here.parents[1])]
-    for folder in folders:
-        if (folder / "make_checkpoint.py").is_file():
-            return folder
-    tried = " and ".join(str(folder) for folder in folders)
-    raise ServeDemoError(
-        f"the model to serve is missing: looked in {tried}. Reinstall the package."
-    )
+    try:
+        return first_with("make_checkpoint.py", shipped("examples/serve"))
+    except FileNotFoundError as error:
+        raise ServeDemoError(
+            f"the model to serve is missing: {error}. Reinstall the package."
+        ) from None
 
 
 def _serve(folder: Path) -> int:
