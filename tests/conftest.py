@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,12 @@ def import_max_nn() -> None:
     Its native code sets variables, unseen by os.environ, that make every later
     child of this interpreter another Python, without the installed packages.
     """
-    import max.nn.kernels  # noqa: F401
+    try:
+        import max.nn.kernels  # noqa: F401
+    except ImportError as error:
+        if shutil.which("cc"):
+            raise
+        raise ImportError("the tests need a C compiler: see `make doctor`") from error
 
     for name in ("PYTHONEXECUTABLE", "PYTHONPATH"):
         if name in os.environ:

@@ -46,14 +46,36 @@ def test_the_snippets_run_and_fail_as_shown(page: str, at_least: int) -> None:
     assert errors >= at_least
 
 
+@pytest.fixture
+def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling says nothing about versions and tools."""
+    monkeypatch.setattr("kpool_graph.doctor._compare_with_reference", lambda _: None)
+
+
+def shown_report(of: str) -> str:
+    """What the page says that `kpool doctor` prints, of one thing."""
+    page = (DOCS / "troubleshooting.md").read_text()
+    reports = re.findall(r"```console\n\$ kpool doctor\n(.*?)```", page, re.DOTALL)
+    [report] = [report for report in reports if f" {of}: " in report]
+    return report
+
+
+@pytest.mark.usefixtures("no_self_check")
 def test_doctor_says_of_another_max_what_the_page_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (DOCS / "troubleshooting.md").read_text()
-    [console] = re.findall(r"```console\n\$ kpool doctor\n(.*?)```", page, re.DOTALL)
-    [other] = re.findall(r"found (\S+)", console)
+    shown = shown_report("MAX")
+    [other] = re.findall(r"found (\S+)", shown)
     monkeypatch.setattr("max.engine.__version__", other)
-    # Compiling says nothing about versions.
-    monkeypatch.setattr("kpool_graph.doctor._compare_with_reference", lambda _: None)
     assert main(["doctor"]) == 1
-    assert console in capsys.readouterr().out
+    assert shown in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_self_check")
+def test_doctor_says_without_a_c_compiler_what_the_page_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Where Mojo, which is asked for its version before, is found without PATH.
+    monkeypatch.setattr("kpool_graph.doctor.shutil.which", lambda _: None)
+    assert main(["doctor"]) == 0
+    assert shown_report("C compiler") in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,11 +30,13 @@ class Check:
         subject: What is looked at.
         run: Returns what it finds; any exception is a problem.
         remedy: What to do about a problem.
+        for_ops: Whether the ops need it; if not, a problem is a note.
     """
 
     subject: str
     run: Callable[[], str]
     remedy: str
+    for_ops: bool = True
 
 
 def run_doctor() -> int:
@@ -48,6 +51,10 @@ def run_doctor() -> int:
             _print("ok", f"{check.subject}: {check.run()}")
         except Exception as error:
             cause = str(error) or repr(error)
+            if not check.for_ops:
+                _print("note", f"{check.subject}: {cause}")
+                _print("", f"-> {check.remedy}")
+                continue
             if cause in causes:
                 _print("skipped", f"{check.subject}: for the reason above")
             else:
@@ -81,6 +88,16 @@ def _check_mojo() -> str:
     if _versions.MOJO_VERSION not in found.split():
         raise Problem(f"this package is for {_versions.MOJO_VERSION}, found {found}")
     return found
+
+
+def _check_c_compiler() -> str:
+    # The only name that Mojo looks for.
+    if found := shutil.which("cc"):
+        return found
+    raise Problem(
+        "there is no cc on PATH, with which MAX builds parts of max.nn;\n"
+        "kpool_graph.nn, max serve and the tests need it, the ops do not"
+    )
 
 
 def _devices() -> list[Device]:
@@ -221,6 +238,12 @@ _CHECKS = (
         "Mojo",
         _check_mojo,
         f"{_INSTALL_MAX}, which brings Mojo {_versions.MOJO_VERSION}",
+    ),
+    Check(
+        "C compiler",
+        _check_c_compiler,
+        "install gcc or clang, and the C library's development files",
+        for_ops=False,
     ),
     Check("devices", _check_devices, _INSTALL_MAX),
     Check("kernel sources", _check_sources, _KERNELS),

@@ -8,7 +8,7 @@ every layer of a Llama. docs/serving.md shows a whole architecture.
 
 try:
     import max.pipelines.lib  # noqa: F401
-except ImportError as error:
+except ModuleNotFoundError as error:
     raise ImportError(
         f"kpool_graph.serve needs what MAX serves models with, but {error}. Install it"
         " with: pip install 'kpool-graph[serve]'"
