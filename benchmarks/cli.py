@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kpool_graph.cli import INTERRUPTED
 
-from . import ROOT, machine, plot, rows, summary
+from . import ROOT, machine, plot, providers, rows, run, summary
 from .cases import choose
 from .providers import NAMES, missing
 
@@ -49,16 +49,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True)
 
-    run = commands.add_parser("run", help="verify, time, print tables, draw figures")
-    _add_choice(run)
-    run.add_argument(
+    runs = commands.add_parser("run", help="verify, time, print tables, draw figures")
+    _add_choice(runs)
+    runs.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         help="where the CSV and the figures go (default: benchmarks/results, with"
         " --quick build/benchmarks)",
     )
-    run.set_defaults(call=_run)
+    runs.set_defaults(call=_run)
 
     ops = commands.add_parser("ops", help="print the tables of a run")
     ops.add_argument("csv", type=Path, nargs="?", default=RESULTS / CSV)
@@ -183,9 +183,6 @@ def _worker(arguments: argparse.Namespace) -> int:
     threads = arguments.threads
     if threads:
         machine.bind(threads)
-    # Imports MAX, which a look at the tables does not need.
-    from . import providers, run
-
     there = [name for name in arguments.providers if not missing(name)]
     quick, only = arguments.quick, arguments.only
     # Every process of a run loads the same module of graphs: the first compiles it.
@@ -209,7 +206,7 @@ def _ops(arguments: argparse.Namespace) -> int:
 
 
 def _accuracy(arguments: argparse.Namespace) -> int:
-    # Imports MAX, which a look at the tables does not need.
+    # Imports MAX's engine, which a worker loads after it is bound to its CPUs.
     from . import accuracy
 
     print(accuracy.text(), end="")

@@ -135,34 +135,37 @@ def test_reused_prefixes_change_no_answer(serve, make_checkpoint, wanted, kpool)
     assert {PAGE, 2 * PAGE} <= cached, f"cached were only {cached}"
 
 
-def test_control_rows_found_by_place_in_the_batch_are_noticed(
-    serve, make_checkpoint, wanted
-):
-    prompts = separate_prompts()
-    with (
-        serve(
-            make_checkpoint(4),
-            "--no-enable-prefix-caching",
-            architecture=f"{BROKEN}:rows_by_place",
-        ) as server,
-        pytest.raises(AssertionError, match=r"^concurrent, round 0: \d+ of 28 answers"),
-    ):
-        check_traffic(server, prompts, wanted(4, prompts))
+# The architecture, its kpool, whether prefixes are reused, the prompts, and which of
+# its answers are wrong.
+CONTROLS = {
+    "rows found by place in the batch": (
+        "rows_by_place",
+        4,
+        "--no-enable-prefix-caching",
+        separate_prompts,
+        "concurrent, round 0",
+    ),
+    "scratch rows where ring_cache refuses them": (
+        "scratch_rows",
+        3,
+        "--enable-prefix-caching",
+        shared_prompts,
+        "alone",
+    ),
+}
 
 
-def test_control_scratch_rows_where_ring_cache_refuses_them_are_noticed(
-    serve, make_checkpoint, wanted
-):
-    prompts = shared_prompts()
+@pytest.mark.parametrize("control", CONTROLS)
+def test_control_is_noticed(serve, make_checkpoint, wanted, control):
+    module, kpool, caching, make_prompts, wrong = CONTROLS[control]
+    prompts = make_prompts()
     with (
         serve(
-            make_checkpoint(3),
-            "--enable-prefix-caching",
-            architecture=f"{BROKEN}:scratch_rows",
+            make_checkpoint(kpool), caching, architecture=f"{BROKEN}:{module}"
         ) as server,
-        pytest.raises(AssertionError, match=r"^alone: \d+ of 28 answers differ"),
+        pytest.raises(AssertionError, match=rf"^{wrong}: \d+ of 28 answers differ"),
     ):
-        check_traffic(server, prompts, wanted(3, prompts))
+        check_traffic(server, prompts, wanted(kpool, prompts))
 
 
 def test_control_an_ape_row_off_is_noticed(serve, make_checkpoint, wanted, tmp_path):
