@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from max.dtype import DType
 from max.graph import DeviceRef
+from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.lib import KVCacheConfig
 
 from kpool_graph import OperandError
@@ -83,3 +84,17 @@ def test_an_architecture_is_a_llamas_and_says_that_it_has_state():
 def test_any_field_of_an_architecture_may_be_another():
     other = llama_architecture("Some", Config, Model, example_repo_ids=["a/b"])
     assert other.example_repo_ids == ["a/b"]
+
+
+@pytest.mark.parametrize("is_host", [True, False], ids=["cpu", "gpu"])
+def test_a_step_on_a_cpu_waits_for_the_rows_that_max_copies(monkeypatch, is_host):
+    calls = []
+    monkeypatch.setattr(
+        Llama3Model, "execute", lambda model, inputs: calls.append(("step", inputs))
+    )
+    model = object.__new__(RingLlamaModel)
+    model.devices = [
+        SimpleNamespace(is_host=is_host, synchronize=lambda: calls.append("wait"))
+    ]
+    model.execute("inputs")
+    assert calls == (["wait"] if is_host else []) + [("step", "inputs")]

@@ -48,7 +48,9 @@ def ring_cache(
     Reused prefixes are whole pages, so that is where `kpool` divides the page size.
     Recurrent rows are saved at each page's end and copied to the request that reuses
     it: right for every `kpool`, but with prefix caching two rows a request and a copy
-    a page, and prefill chunks that MAX cuts at page ends.
+    a page, and prefill chunks that MAX cuts at page ends. MAX queues those copies, and
+    a graph on a CPU does not wait for them: there a pipeline model that is no
+    `RingLlamaModel` must call `device.synchronize()` before it executes.
 
     Args:
         attn_params: The cache that the model has without a ring.

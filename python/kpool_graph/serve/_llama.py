@@ -22,7 +22,12 @@ from max.pipelines.architectures.llama3.model import Llama3Model
 from max.pipelines.architectures.llama3.model_config import Llama3Config
 from max.pipelines.context import TextContext
 from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
-from max.pipelines.lib import SupportedArchitecture, TextTokenizer
+from max.pipelines.lib import (
+    ModelInputs,
+    ModelOutputs,
+    SupportedArchitecture,
+    TextTokenizer,
+)
 from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 from max.pipelines.modeling.types import PipelineTask
 
@@ -210,6 +215,21 @@ class RingLlama(Llama3):
 
 class RingLlamaModel(Llama3Model):
     """The pipeline model. A subclass sets `model_config_cls` to its config."""
+
+    def execute(self, model_inputs: ModelInputs) -> ModelOutputs:
+        """Runs a step, once the rows that MAX copies and clears for it are ready.
+
+        Args:
+            model_inputs: See `Llama3Model.execute`.
+
+        Returns:
+            Likewise.
+        """
+        for device in self.devices:
+            # Copies are queued, and a graph on a CPU does not wait for them.
+            if device.is_host:
+                device.synchronize()
+        return super().execute(model_inputs)
 
     def _create_model_config(self, state_dict: dict[str, Any]) -> Any:
         # Llama3Model's own makes a Llama3Config, whatever model_config_cls is.
