@@ -5,14 +5,15 @@ Arrays are in storage form: float32, float16, or uint16 that holds bfloat16 bits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from max.dtype import DType
 
 from kpool_graph import bfloat16
-from models import STORAGE, Array, SeedTail, TailUpdate, bits, declare
+from models import STORAGE, Array, Ring, SeedTail, TailUpdate, bits, declare
 
 DTYPES = (DType.float32, DType.float16, DType.bfloat16)
 HEAD_DIMS = (8, 32, 64, 96, 100, 128, 256)
@@ -162,6 +163,10 @@ def batches(kpool: int, ring_len: int) -> dict[str, Case]:
     }
 
 
+# The batches by name; they have the same ones whatever the sizes.
+CASES = tuple(batches(1, 1))
+
+
 def encode(values: Array | Sequence[float] | float, dtype: DType) -> Array:
     """Rounds numbers to storage form, in dense memory."""
     if dtype == DType.bfloat16:
@@ -295,6 +300,25 @@ def update_operands(
     )
 
 
+def batch_on_ring(
+    op: Any, case: str, draw_operands: Callable[..., Sequence[Array]]
+) -> tuple[Ring, Sequence[Array]]:
+    """Draws one of `batches`, with the ring that it finds.
+
+    Args:
+        op: The op.
+        case: Which.
+        draw_operands: `seed_operands`, or what takes the same.
+
+    Returns:
+        The ring and the operands.
+    """
+    rng = np.random.default_rng(1)
+    requests = batches(op.kpool, op.ring_len)[case].requests
+    ring = Ring(ring_for(rng, op, requests), op.dtype)
+    return ring, draw_operands(rng, op, requests)
+
+
 def seed_operands(
     rng: np.random.Generator,
     op: SeedTail,
@@ -320,3 +344,17 @@ def seed_operands(
         starts.astype(np.uint32),
         slots.astype(np.uint32),
     )
+
+
+# Row, slot, and what `slot_idx` is refused with, where slots 5, 2 and 7 of a ring of
+# `MAX_SLOTS` are right.
+BAD_SLOTS = (
+    (0, MAX_SLOTS, "[0] must be below max_slots (9), got 9"),
+    (2, 3545, "[2] must be below max_slots (9), got 3545"),
+    (1, 2**32 - 1, "[1] must be below max_slots (9), got 4294967295"),
+    (
+        2,
+        5,
+        "[2] must differ from every other row's with real tokens, got 5 a second time",
+    ),
+)

@@ -10,6 +10,7 @@ from max.dtype import DType
 
 from asserts import assert_pooled, assert_same_bits
 from cases import (
+    CASES,
     DTYPES,
     HEAD_DIMS,
     KPOOLS,
@@ -33,7 +34,6 @@ from ragged_models import (
     random_requests,
 )
 
-CASES = tuple(batches(1, 1))
 GLM = declare(Compress(DType.bfloat16, 128, 4))
 KPOOL_4 = (
     declare(Compress(DType.float32, 8, 4)),

@@ -9,7 +9,7 @@ from max.graph import TensorType
 
 import kpool_graph
 from asserts import assert_same_bits, message
-from cases import MAX_SLOTS, any_bits, ring_for
+from cases import BAD_SLOTS, MAX_SLOTS, any_bits, ring_for
 from models import HOST, OwnGraph, Ring, SeedTail, declare, to_buffer, to_storage
 from ragged_asserts import (
     run_compress,
@@ -35,6 +35,8 @@ COMPRESS = on_keys(GLM)
 EXPAND = declare(ExpandTopk(3, 4, True))
 ROWS = declare(PoolRowOffsets(4))
 RUN_ON_RING = {CLOSE: run_ring_close, UPDATE: run_ragged_update}
+# Where the tables are among the operands.
+TABLES = {"input_row_offsets": 3, "cache_lengths": 4, "slot_idx": 5}
 # Thirteen tokens; compress pools one request's: rows [0, 0, 1, 1].
 GOOD = [(5, 0, 3), (2, 4, 7), (7, 9, 3)]
 
@@ -65,45 +67,28 @@ def refused_by_ring(call, ring, *operands):
     return text
 
 
-@on_a_ring
-@pytest.mark.parametrize(
-    ("row", "slot", "text"),
-    [
-        (0, MAX_SLOTS, "[0] must be below max_slots (9), got 9"),
-        (2, 3545, "[2] must be below max_slots (9), got 3545"),
-        (1, 2**32 - 1, "[1] must be below max_slots (9), got 4294967295"),
-        (
-            2,
-            5,
-            "[2] must differ from every other row's with real tokens, got 5 a second"
-            " time",
-        ),
-    ],
-)
-def test_a_bad_slot_is_refused(models, op, row, slot, text):
+def check_refusal(models, op, operand, at, value, text):
+    """Requires an error for one wrong entry of a table, and none once it is mended."""
     rng = np.random.default_rng(1)
     operands = ragged_operands(rng, op, GOOD)
     ring = Ring(ring_for(rng, op, GOOD), op.dtype)
-    slots = operands[5]
-    good, slots[row] = int(slots[row]), slot
-    error = refused_by_ring(models[op], ring, *operands)
-    assert error == f"{op.stem}: slot_idx{text}"
-    slots[row] = good
+    table = operands[TABLES[operand]]
+    good, table[at] = int(table[at]), value
+    assert refused_by_ring(models[op], ring, *operands) == f"{op.stem}: {operand}{text}"
+    table[at] = good
     RUN_ON_RING[op](models[op], ring, *operands)
+
+
+@on_a_ring
+@pytest.mark.parametrize(("row", "slot", "text"), BAD_SLOTS)
+def test_a_bad_slot_is_refused(models, op, row, slot, text):
+    check_refusal(models, op, "slot_idx", row, slot, text)
 
 
 @on_a_ring
 @bad_offsets
 def test_bad_row_offsets_are_refused(models, op, at, value, text):
-    rng = np.random.default_rng(2)
-    operands = ragged_operands(rng, op, GOOD)
-    ring = Ring(ring_for(rng, op, GOOD), op.dtype)
-    offsets = operands[3]
-    good, offsets[at] = int(offsets[at]), value
-    error = refused_by_ring(models[op], ring, *operands)
-    assert error == f"{op.stem}: input_row_offsets{text}"
-    offsets[at] = good
-    RUN_ON_RING[op](models[op], ring, *operands)
+    check_refusal(models, op, "input_row_offsets", at, value, text)
 
 
 @bad_offsets

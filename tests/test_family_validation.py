@@ -7,6 +7,7 @@ from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType
 
 import kpool_graph
+from building import building, like
 from kpool_graph import OperandError
 
 HOST, GPU = DeviceRef.CPU(), DeviceRef.GPU()
@@ -71,26 +72,7 @@ EVERY_OPERAND = [
 every_operand = pytest.mark.parametrize(("op", "operand"), EVERY_OPERAND)
 
 
-def build(op, kpool=4, **changed):
-    """Builds a graph of one op with some operands of another type."""
-    types = {**OPERANDS[op], **changed}
-    with Graph(op, input_types=list(types.values())) as graph:
-        return getattr(kpool_graph, op)(*graph.inputs, kpool=kpool)
-
-
-def refusal(op, **changed):
-    """Returns the lines of what the builder raises, without the op's name."""
-    with pytest.raises(OperandError) as error:
-        build(op, **changed)
-    lines = str(error.value).splitlines()
-    assert all(line.startswith(f"{op}: ") for line in lines)
-    return [line.removeprefix(f"{op}: ") for line in lines]
-
-
-def like(old, **changed):
-    """Copies a type with another dtype, shape or device."""
-    parts = {"dtype": old.dtype, "shape": old.shape, "device": old.device}
-    return type(old)(**{**parts, **changed})
+build, refusal = building(OPERANDS)
 
 
 @pytest.mark.parametrize("op", OPERANDS)

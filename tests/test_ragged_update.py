@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asserts import assert_same_bits
-from cases import any_bits, batches, poison, ring_for
+from cases import CASES, any_bits, batch_on_ring, poison, ring_for
 from models import Ring
 from ragged_asserts import first_rows, run_ragged_update
 from ragged_models import (
@@ -20,7 +20,6 @@ from ragged_models import (
     random_requests,
 )
 
-CASES = tuple(batches(1, 1))
 BF16 = on_ring(RaggedUpdate, GLM)
 F32, F16, _ = (on_ring(RaggedUpdate, op) for op in IN_EACH_DTYPE)
 
@@ -36,10 +35,8 @@ every_dtype = pytest.mark.parametrize("op", [F32, F16, BF16], ids=name)
 @every_geometry
 @pytest.mark.parametrize("case", CASES)
 def test_every_geometry_and_batch_matches_the_oracle(models, op, case):
-    rng = np.random.default_rng(1)
-    requests = batches(op.kpool, op.ring_len)[case].requests
-    ring = Ring(ring_for(rng, op, requests), op.dtype)
-    run_ragged_update(models[op], ring, *ragged_operands(rng, op, requests))
+    ring, operands = batch_on_ring(op, case, ragged_operands)
+    run_ragged_update(models[op], ring, *operands)
 
 
 @every_geometry

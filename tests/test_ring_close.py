@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asserts import assert_same_bits
-from cases import any_bits, batches, ring_for
+from cases import CASES, any_bits, batch_on_ring, ring_for
 from models import Ring
 from ragged_asserts import run_ring_close
 from ragged_models import (
@@ -21,7 +21,6 @@ from ragged_models import (
     random_requests,
 )
 
-CASES = tuple(batches(1, 1))
 BF16 = on_ring(RingClose, GLM)
 WIDE_RING = next(op for op in RING_CLOSES if (op.kpool, op.ring_len) == (8, 16))
 
@@ -39,10 +38,8 @@ every_dtype = pytest.mark.parametrize(
 @every_geometry
 @pytest.mark.parametrize("case", CASES)
 def test_every_geometry_and_batch_matches_the_oracle(models, op, case):
-    rng = np.random.default_rng(1)
-    requests = batches(op.kpool, op.ring_len)[case].requests
-    ring = Ring(ring_for(rng, op, requests), op.dtype)
-    run_ring_close(models[op], ring, *ragged_operands(rng, op, requests))
+    ring, operands = batch_on_ring(op, case, ragged_operands)
+    run_ring_close(models[op], ring, *operands)
 
 
 @every_geometry

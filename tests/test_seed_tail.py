@@ -10,19 +10,19 @@ from max.dtype import DType
 
 from asserts import assert_same_bits, run_seed_tail
 from cases import (
+    CASES,
     DTYPES,
     HEAD_DIMS,
     KPOOLS,
     SEED_TAILS,
     any_bits,
-    batches,
+    batch_on_ring,
     poison,
     ring_for,
     seed_operands,
 )
 from models import Ring, SeedTail, declare
 
-CASES = tuple(batches(1, 1))
 GLM = declare(SeedTail(DType.bfloat16, 128, 4, 4))
 OF_EACH_DTYPE = tuple(declare(SeedTail(dtype, 32, 4, 7)) for dtype in DTYPES)
 
@@ -47,10 +47,8 @@ def test_the_geometries_meet_in_every_pair_that_matters():
 @every_geometry
 @pytest.mark.parametrize("case", CASES)
 def test_every_geometry_and_batch_matches_the_oracle(models, op, case):
-    rng = np.random.default_rng(1)
-    requests = batches(op.kpool, op.ring_len)[case].requests
-    ring = Ring(ring_for(rng, op, requests), op.dtype)
-    run_seed_tail(models[op], ring, *seed_operands(rng, op, requests))
+    ring, operands = batch_on_ring(op, case, seed_operands)
+    run_seed_tail(models[op], ring, *operands)
 
 
 @every_geometry

@@ -10,6 +10,7 @@ from max.dtype import DType
 
 from asserts import assert_pooled, assert_same_bits, run_tail_update
 from cases import (
+    CASES,
     DTYPES,
     HEAD_DIMS,
     KPOOLS,
@@ -29,7 +30,6 @@ from cases import (
 from kpool_graph.reference import values
 from models import Ring, TailUpdate, bits, declare
 
-CASES = tuple(batches(1, 1))
 # A pool of four that one step brings whole, in each dtype.
 WHOLE_POOLS = tuple(declare(TailUpdate(dtype, 32, 4, 4, 7)) for dtype in DTYPES)
 BIG_BATCH = declare(TailUpdate(DType.bfloat16, 128, 4, 4, 7))
