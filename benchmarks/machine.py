@@ -7,6 +7,8 @@ import os
 import platform
 from pathlib import Path
 
+import platformdirs
+
 _PACKAGES = ("max", "numpy", "torch", "jax", "transformers")
 
 
@@ -65,6 +67,8 @@ def environment(threads: int) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         # No helper processes beside the one that is timed.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        # It would be in the folder for temporary files.
+        "TORCHINDUCTOR_CACHE_DIR": platformdirs.user_cache_dir("torchinductor"),
     }
 
 

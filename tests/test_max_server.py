@@ -66,6 +66,14 @@ def test_it_serves_inside_the_block_and_not_after_it(server):
     running.stop()
 
 
+def test_what_it_leaves_in_the_folder_for_temporary_files_is_removed(server):
+    leave = "import tempfile; print(tempfile.mkdtemp(), flush=True)\n"
+    with server(leave + HEALTHY) as running:
+        left = Path(running.tail().splitlines()[0])
+        assert left.is_dir()
+    assert not left.parent.exists()
+
+
 def test_an_error_in_the_block_stops_it_too(server):
     with pytest.raises(ZeroDivisionError), server(HEALTHY):
         (process,) = psutil.Process().children()

@@ -11,10 +11,13 @@ the GPU's driver, glibc and libstdc++, and nothing else.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import platform
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import mojo
@@ -55,13 +58,35 @@ def build(program: Path, arch: str) -> None:
         RuntimeError: If it does not compile.
     """
     command = ["build", "-I", str(ROOT), "--target-accelerator", arch]
-    run = subprocess_run_mojo(
-        [*command, str(HERE / "device.mojo"), "-o", str(program)],
-        capture_output=True,
-        text=True,
-    )
+    # The linker for AMD leaves its libraries behind.
+    with tempfile.TemporaryDirectory() as folder, temporary_folder(folder):
+        run = subprocess_run_mojo(
+            [*command, str(HERE / "device.mojo"), "-o", str(program)],
+            capture_output=True,
+            text=True,
+        )
     if run.returncode != 0:
         raise RuntimeError(f"the GPU benchmark does not compile:\n{run.stderr}")
+
+
+@contextlib.contextmanager
+def temporary_folder(folder: str) -> Iterator[None]:
+    """Lets the programs that are started meanwhile have temporary files there.
+
+    Args:
+        folder: The folder.
+
+    Yields:
+        Nothing.
+    """
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def pack(folder: Path, arch: str) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ class MaxServer:
         self._options = options
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
+        self._sockets: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def command(self) -> list[str]:
@@ -107,7 +109,10 @@ class MaxServer:
         Raises:
             ServerError: If it ends, or does not serve in time.
         """
+        # MAX leaves its sockets behind. Their paths must be short.
+        self._sockets = tempfile.TemporaryDirectory(prefix="kpool")
         environment = os.environ | {
+            "TMPDIR": self._sockets.name,
             "HF_HUB_OFFLINE": "1",
             "MAX_SERVE_DISABLE_TELEMETRY": "1",
             "MAX_SERVE_METRICS_ENDPOINT_PORT": str(_free_port()),
@@ -183,6 +188,8 @@ class MaxServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if self._sockets is not None:
+            self._sockets.cleanup()
 
     def tail(self) -> str:
         """Returns the end of what the server printed."""
