@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -130,15 +131,15 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"{provider}: not installed ({reason})", file=sys.stderr)
     found: list[rows.Row] = []
     print("Compiling the graphs: some minutes, once.", file=sys.stderr, flush=True)
-    # With all CPUs, as the processes that are timed have few to compile on.
-    status = _start(["--threads", "0", *options])
     with tempfile.TemporaryDirectory() as folder:
+        # With all CPUs, as the processes that are timed have few to compile on.
+        status = _start(["--threads", "0", *options], folder)
         for threads in (1, 2):
             if status or not choose(arguments.quick, threads, arguments.only):
                 continue
             csv = Path(folder) / f"{threads}.csv"
             written = ["--threads", str(threads), "--csv", str(csv)]
-            status = _start([*written, "--label", command, *options])
+            status = _start([*written, "--label", command, *options], folder)
             found += rows.read_csv(csv) if csv.is_file() else []
     if not status and _wants_kernels(arguments):
         from kpool_graph import _library
@@ -170,12 +171,14 @@ def _wants_kernels(arguments: argparse.Namespace) -> bool:
     return not arguments.only and rows.OURS in arguments.providers
 
 
-def _start(options: list[str]) -> int:
+def _start(options: list[str], folder: str) -> int:
     threads = int(options[options.index("--threads") + 1])
+    environment = machine.environment(threads) if threads else dict(os.environ)
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", "worker", *options],
         cwd=ROOT,
-        env=machine.environment(threads) if threads else None,
+        # torch.compile leaves headers among the temporary files.
+        env={**environment, "TMPDIR": folder},
     ).returncode
 
 

@@ -1,4 +1,7 @@
-"""`make docs` writes a page for every public module, with every public name."""
+"""`make docs` writes a page for every public module, with every public name.
+
+But for `kpool_graph.serve`, which tests/commands looks at: it needs modular.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,23 @@ ROOT = Path(__file__).resolve().parents[1]
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The pages that the make target's own command writes, by module."""
     recipe = subprocess.run(
-        ["make", "--no-print-directory", "-n", "-o", ".venv/.installed", "docs"],
+        ["make", "--no-print-directory", "-n", "-o", ".venv-serve/.installed", "docs"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     setting, *command = recipe.split()
+    # Without it, nothing of MAX's own is documented: what does not resolve is ours.
+    for word in ("kpool_graph.serve", "-W", "ignore:Error"):
+        command.remove(word)
     environment = {**os.environ, **dict([setting.split("=")])}
     where = command.index("build/docs")
     command[0], command[where] = sys.executable, str(tmp_path_factory.mktemp("docs"))
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert run.returncode == 0 and "Warn" not in run.stderr, run.stderr
+    assert run.returncode == 0 and not run.stderr, run.stderr
     folder = Path(command[where])
     return {
         ".".join(page.relative_to(folder).with_suffix("").parts): page.read_text(

@@ -1,4 +1,4 @@
-"""Every command that a page shows is one that exists."""
+"""Every command that a page shows is one that exists; tests/commands runs them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,19 @@ from pathlib import Path
 import pytest
 
 from kpool_graph.cli import _parser
+from shown import PAGES, ROOT, shown_commands
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(
-    page
-    for pattern in ("*.md", "docs/*.md", "examples/**/*.md", "benchmarks/**/*.md")
-    for page in ROOT.glob(pattern)
-)
-BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
-INLINE = re.compile(r"`((?:make|pixi run|kpool|python -m) [a-z][^`]*)`")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 TASKS = set(
     re.findall(r"^\[tasks\.([a-z-]+)\]", (ROOT / "pixi.toml").read_text(), re.MULTILINE)
 )
-# Tools of others, and what `make bench-gpu` packs: known by name only.
+# Tools of others, and what `make bench-gpu` packs.
 FOREIGN = {"max", "curl", "pip", "tar", "kpool-gpu-bench/run"}
 
 
-def commands(page: Path) -> list[list[str]]:
-    text = page.read_text(encoding="utf-8")
-    found = [" ".join(command.split()) for command in INLINE.findall(text)]
-    for block in BLOCK.findall(text):
-        command = ""
-        for line in block.replace("\\\n", " ").splitlines():
-            command += line + "\n"
-            # A quoted argument may go on, on the next line.
-            if command.count("'") % 2 == 0:
-                found.append(command)
-                command = ""
-    return [words for each in found if (words := shlex.split(each, comments=True))]
-
-
-def problem(words: list[str]) -> str:
+def problem(command: str) -> str:
     """Says what is wrong with a command, or nothing."""
+    words = shlex.split(command)
     tool, *rest = words
     if tool == "make":
         names = [word for word in rest if "=" not in word]
@@ -66,13 +46,19 @@ def problem(words: list[str]) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_the_page_exists(page: Path) -> None:
-    wrong = {" ".join(words): problem(words) for words in commands(page)}
+    wrong = {command: problem(command) for command in shown_commands(page)}
     assert {command: what for command, what in wrong.items() if what} == {}
 
 
 def test_commands_are_found_and_judged() -> None:
-    readme = [words[:2] for words in commands(ROOT / "README.md")]
-    assert ["make", "demo"] in readme and ["pixi", "run"] in readme
+    readme = shown_commands(ROOT / "README.md")
+    assert {"make demo", "pixi run test", "pip install '.[serve]'"} <= set(readme)
+    (curl,) = [
+        command
+        for command in shown_commands(ROOT / "examples/serve/README.md")
+        if command.startswith("curl")
+    ]
+    assert curl.endswith("}'")
     for command in (
         "make nothing",
         "pixi run nothing",
@@ -81,4 +67,4 @@ def test_commands_are_found_and_judged() -> None:
         "python examples/nothing.py",
         "nothing at all",
     ):
-        assert problem(command.split()), command
+        assert problem(command), command
