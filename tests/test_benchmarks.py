@@ -222,7 +222,7 @@ def test_missing_modules_are_named(monkeypatch):
     ],
 )
 def test_exit_status_of_a_run(statuses, worker, code, monkeypatch, tmp_path, capsys):
-    def start(options):
+    def start(options, _):
         if "--csv" in options:
             path = Path(options[options.index("--csv") + 1])
             rows.write_csv(path, [a_row(status=status) for status in statuses])
