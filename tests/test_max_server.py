@@ -74,6 +74,15 @@ def test_what_it_leaves_in_the_folder_for_temporary_files_is_removed(server):
     assert not left.parent.exists()
 
 
+def test_nothing_is_left_where_there_is_no_max_to_start(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    running = server("")
+    monkeypatch.setattr(MaxServer, "command", [str(tmp_path / "max")])
+    with pytest.raises(FileNotFoundError), running:
+        pass
+    assert not list(tmp_path.glob("kpool*"))
+
+
 def test_an_error_in_the_block_stops_it_too(server):
     with pytest.raises(ZeroDivisionError), server(HEALTHY):
         (process,) = psutil.Process().children()

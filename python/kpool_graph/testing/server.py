@@ -110,26 +110,20 @@ class MaxServer:
             ServerError: If it ends, or does not serve in time.
         """
         # MAX leaves its sockets behind. Their paths must be short.
-        self._sockets = tempfile.TemporaryDirectory(prefix="kpool")
-        environment = os.environ | {
-            "TMPDIR": self._sockets.name,
-            "HF_HUB_OFFLINE": "1",
-            "MAX_SERVE_DISABLE_TELEMETRY": "1",
-            "MAX_SERVE_METRICS_ENDPOINT_PORT": str(_free_port()),
-            # Every step is logged, for `batches`.
-            "MAX_SERVE_SCHEDULER_STATS_LOG_INTERVAL_S": "0",
-        }
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                # Its workers are in its group, so that they can be ended with it.
-                start_new_session=True,
-            )
+        self._sockets = tempfile.TemporaryDirectory(
+            prefix="kpool", ignore_cleanup_errors=True
+        )
         try:
+            with self.log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**self._environment(), "TMPDIR": self._sockets.name},
+                    # Its workers are in its group, so that they can be ended with it.
+                    start_new_session=True,
+                )
             self._wait_until_it_serves(self._process)
         except BaseException:
             self.stop()
@@ -150,6 +144,16 @@ class MaxServer:
             traceback: Likewise.
         """
         self.stop()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "MAX_SERVE_DISABLE_TELEMETRY": "1",
+            "MAX_SERVE_METRICS_ENDPOINT_PORT": str(_free_port()),
+            # Every step is logged, for `batches`.
+            "MAX_SERVE_SCHEDULER_STATS_LOG_INTERVAL_S": "0",
+        }
 
     def _wait_until_it_serves(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._timeout
@@ -178,8 +182,12 @@ class MaxServer:
     def stop(self) -> None:
         """Ends the server and its workers, and waits for them."""
         process, self._process = self._process, None
-        if process is None:
-            return
+        if process is not None:
+            self._end(process)
+        if self._sockets is not None:
+            self._sockets.cleanup()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -188,8 +196,6 @@ class MaxServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        if self._sockets is not None:
-            self._sockets.cleanup()
 
     def tail(self) -> str:
         """Returns the end of what the server printed."""
