@@ -9,20 +9,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
+from kpool_graph.testing import MaxServer
 from shown import PAGES, ROOT, shown_commands
 
 ENVIRONMENTS = (".venv", ".venv-parity", ".venv-bench", ".venv-serve")
 SERVE_PAGE = ROOT / "examples/serve/README.md"
+KPOOL_LLAMA = "examples/serve/kpool_llama"
 # Every case takes half an hour; what is left still goes through all that a run does.
 NARROWED = {
     "make bench": " ARGS='--only closing/float32/n8/ --providers kpool_graph,numpy'"
@@ -55,16 +53,11 @@ class Reader:
         self.tree = folder / "kpool_graph"
         self.home = folder / "home"
         self.temporary = folder / "tmp"
-        self.sockets = folder / "sockets"
-        for made in (self.home, self.temporary, self.sockets):
-            made.mkdir()
+        self.home.mkdir()
+        self.temporary.mkdir()
         self.checkpoint = folder / "kpool_llama"
-        self.server_log = folder / "server.log"
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server = ShownServer(self, folder / "server.log")
         self.installed = folder / "venv"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = str(probe.getsockname()[1])
         tracked = subprocess.run(
             ["git", "ls-files", "-z"],
             cwd=ROOT,
@@ -80,44 +73,42 @@ class Reader:
             assert (ROOT / environment / ".installed").exists(), "make test-commands"
             (self.tree / environment).symlink_to(ROOT / environment)
 
-    def start(self, command: str, page: Path, **options) -> subprocess.Popen[bytes]:
-        if page == SERVE_PAGE:
-            command = command.replace("/tmp/kpool_llama", str(self.checkpoint))
-            command = command.replace("8000", self.port)
+    def typed(self, command: str, page: Path) -> str:
+        """The command, with what may be taken on this machine replaced."""
+        if page != SERVE_PAGE:
+            return command
+        command = command.replace("/tmp/kpool_llama", str(self.checkpoint))
+        return command.replace("8000", str(self.server.port))
+
+    def scripts(self, command: str, page: Path) -> Path:
+        """The programs of the environment that the page has its reader make."""
         serves = page == SERVE_PAGE or "serve" in command
         scripts = self.tree / (".venv-serve" if serves else ".venv") / "bin"
-        if command.startswith("pip "):
-            scripts = self.new_environment(scripts)
-        return subprocess.Popen(
-            ["sh", "-c", command],
-            cwd=self.tree / "build" if command.startswith(CARRIED) else self.tree,
-            env=self.variables(command, scripts),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            **options,
-        )
+        return self.new_environment(scripts) if command.startswith("pip ") else scripts
 
-    def variables(self, command: str, scripts: Path) -> dict[str, str]:
+    def variables(self, scripts: Path) -> dict[str, str]:
         ours = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "ARGS")
-        kept = {name: os.environ[name] for name in os.environ if name not in ours}
-        # MAX leaves its server's sockets behind.
-        temporary = self.sockets if command.startswith("max ") else self.temporary
-        return kept | {
+        return {name: os.environ[name] for name in os.environ if name not in ours} | {
             "PATH": f"{scripts}:{os.environ['PATH']}",
             "HOME": str(self.home),
             # What is compiled there is no concern of these tests.
             "XDG_CACHE_HOME": str(CACHE),
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(self.temporary),
         }
 
     def run(self, command: str, page: Path, status: int = 0) -> str:
-        with self.start(
-            command, page, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
-            output = process.communicate()[0].decode()
-        print(output)
-        assert process.returncode == status
-        return output
+        done = subprocess.run(
+            ["sh", "-c", self.typed(command, page)],
+            cwd=self.tree / "build" if command.startswith(CARRIED) else self.tree,
+            env=self.variables(self.scripts(command, page)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+        )
+        print(done.stdout)
+        assert done.returncode == status
+        return done.stdout
 
     def new_environment(self, scripts: Path) -> Path:
         """Makes an environment that has what another one has, and leaves that alone."""
@@ -128,36 +119,28 @@ class Reader:
         (site / "below.pth").write_text(f"{below}\n")
         return self.installed / "bin"
 
-    def serve(self, command: str) -> None:
-        """Starts the server and waits until it serves."""
-        with self.server_log.open("wb") as log:
-            self.server = self.start(
-                command, SERVE_PAGE, stdout=log, stderr=subprocess.STDOUT
-            )
-        health = f"http://127.0.0.1:{self.port}/health"
-        deadline = time.monotonic() + 600
-        while True:
-            try:
-                with urllib.request.urlopen(health, timeout=5):
-                    return
-            except OSError:
-                ended = self.server.poll() is not None
-                if ended or time.monotonic() > deadline:
-                    pytest.fail(self.server_log.read_text())
-                time.sleep(0.5)
 
-    def leave(self) -> None:
-        if self.server is not None and self.server.poll() is None:
-            # As Ctrl-C does.
-            os.killpg(self.server.pid, signal.SIGINT)
-            self.server.wait(60)
+class ShownServer(MaxServer):
+    """The page's own command, in its reader's environment."""
+
+    def __init__(self, reader: Reader, log: Path) -> None:
+        super().__init__(reader.checkpoint, KPOOL_LLAMA, log=log)
+        self.reader = reader
+        self.shown = ""
+
+    @property
+    def command(self) -> list[str]:
+        return ["sh", "-c", f"cd {self.reader.tree}; exec {self.shown}"]
+
+    def _environment(self) -> dict[str, str]:
+        return self.reader.variables(self.reader.scripts(self.shown, SERVE_PAGE))
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
     reader = Reader(tmp_path_factory.mktemp("reader"))
     yield reader
-    reader.leave()
+    reader.server.stop()
 
 
 def answer_in_the_page() -> str:
@@ -171,7 +154,8 @@ def answer_in_the_page() -> str:
 )
 def test_it_runs(command, page, reader):
     if command.startswith("max serve "):
-        reader.serve(command)
+        reader.server.shown = reader.typed(command, page)
+        reader.server.__enter__()
         return
     output = reader.run(
         command + NARROWED.get(command, ""),
@@ -185,15 +169,15 @@ def test_it_runs(command, page, reader):
         found = subprocess.check_output([python, "-I", "-c", where], text=True)
         assert Path(found).is_relative_to(reader.installed)
     if command == "make docs":
-        page = (reader.tree / "build/docs/kpool_graph/serve.html").read_text("utf-8")
-        assert 'id="RingLlama"' in page
+        reference = reader.tree / "build/docs/kpool_graph/serve.html"
+        assert 'id="RingLlama"' in reference.read_text("utf-8")
     if command.startswith("curl "):
         text = json.loads(output)["choices"][0]["text"]
         assert text.split() == answer_in_the_page().split()
 
 
 def test_only_the_tree_and_the_cache_hold_what_was_made(reader):
-    reader.leave()
+    reader.server.stop()
     left = [path for path in reader.home.rglob("*") if path.is_file()]
     names = [str(path.relative_to(reader.home)) for path in left]
     assert [name for name in names if not name.startswith(OF_OTHERS)] == []
