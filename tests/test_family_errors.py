@@ -36,7 +36,7 @@ EXPAND = declare(ExpandTopk(3, 4, True))
 ROWS = declare(PoolRowOffsets(4))
 RUN_ON_RING = {CLOSE: run_ring_close, UPDATE: run_ragged_update}
 # Where the tables are among the operands.
-TABLES = {"input_row_offsets": 3, "cache_lengths": 4, "slot_idx": 5}
+TABLES = {"input_row_offsets": 3, "slot_idx": 5}
 # Thirteen tokens; compress pools one request's: rows [0, 0, 1, 1].
 GOOD = [(5, 0, 3), (2, 4, 7), (7, 9, 3)]
 
